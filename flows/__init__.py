@@ -1,0 +1,1 @@
+"""One file a flow; each tells its story in the order the work happens."""

@@ -1,0 +1,139 @@
+"""Base of every configuration model: frozen, closed, and knowing which fields change output bytes.
+
+A field declared with `execution_only(...)` (workers, limits, verification) never enters a hash; a field
+at its default does not either, so adding an option keeps old runs valid.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from schemas.errors import ConfigError
+
+_EXECUTION_ONLY = "x-execution-only"
+
+
+def execution_only(default: Any, **kwargs: Any) -> Any:
+    """A pydantic field that changes how a run is executed and never what it produces."""
+    return Field(default, json_schema_extra={_EXECUTION_ONLY: True}, **kwargs)
+
+
+def _is_execution_only(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, Mapping) and bool(extra.get(_EXECUTION_ONLY))
+
+
+class Config(BaseModel):
+    """A frozen model that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """Validate a mapping, as read from YAML or JSON.
+
+        Raises:
+            ConfigError: with the path of the first wrong field, its value, and what is allowed; an unknown
+                key names the nearest known one.
+        """
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise config_error(cls, error) from None
+
+    def hash_fields(self, only: Iterable[str] | None = None) -> dict[str, Any]:
+        """The fields that can change output bytes and differ from their default, as plain values.
+
+        Args:
+            only: restrict to these fields.
+        """
+        wanted = None if only is None else set(only)
+        fields: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            if _is_execution_only(field) or (wanted is not None and name not in wanted):
+                continue
+            value = getattr(self, name)
+            if value != field.get_default(call_default_factory=True, validated_data={}):
+                fields[name] = _plain_fields(value)
+        return fields
+
+
+def _plain_fields(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.hash_fields()
+    if isinstance(value, list | tuple):
+        return [_plain_fields(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain_fields(item) for key, item in value.items()}
+    return value
+
+
+def dotted(location: Iterable[int | str]) -> str:
+    """A configuration path as people write it.
+
+    >>> dotted(("datasets", 2, "weight"))
+    'datasets[2].weight'
+    """
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
+    """One readable `ConfigError` for a pydantic error: the first fault, and how many more there are."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    where = dotted(first["loc"])
+    if first["type"] == "extra_forbidden":
+        message = _unknown_key(model, first["loc"])
+    elif first["type"] == "missing":
+        message = "this field is required and missing"
+    else:
+        # pydantic prefixes the text of a ValueError raised by one of our validators.
+        text = first["msg"].removeprefix("Value error, ")
+        message = f"{text} (got {_short(first['input'])})"
+    if len(faults) > 1:
+        others = ", ".join(dotted(fault["loc"]) for fault in faults[1:4])
+        message += f"; and {len(faults) - 1} more: {others}"
+    code = "unknown_key" if first["type"] == "extra_forbidden" else "bad_config"
+    return ConfigError(message, code=code, where=where)
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _unknown_key(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    known = sorted(_fields_at(model, location[:-1]))
+    key = str(location[-1])
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
+    """The field names of the model that sits at `location` below `model`."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int) or current is None:
+            continue
+        field = current.model_fields.get(part)
+        current = _model_in(field.annotation) if field is not None else current
+    return current.model_fields if current is not None else ()
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,141 @@
+"""Records of a run: receipts, the row ledger and the manifest.
+
+A receipt is what a task returns and Prefect persists: the files it made, with size and digest, its ledger
+and its statistics. It never holds data, and its paths are relative to the output directory, so a moved
+output directory keeps every cached result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from schemas.errors import IntegrityError
+
+RECEIPT_FORMAT = 1
+MANIFEST_FORMAT = 1
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRecord(Record):
+    """A file that exists whole: its path relative to the folder its owner names, its size and digest."""
+
+    path: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class RowLedger(Record):
+    """Where every input row went.
+
+    Invariant: `rows_in == rows_used + not_selected + filtered + duplicates + sum(rejected)`.
+
+    >>> RowLedger(rows_in=3, rows_used=2, rejected={"no_messages": 1}).rows_rejected
+    1
+    """
+
+    rows_in: int = Field(default=0, ge=0)
+    rows_used: int = Field(default=0, ge=0)
+    not_selected: int = Field(default=0, ge=0)
+    filtered: int = Field(default=0, ge=0)
+    duplicates: int = Field(default=0, ge=0)
+    rejected: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def rows_rejected(self) -> int:
+        return sum(self.rejected.values())
+
+    @property
+    def accounted(self) -> int:
+        """Rows on the right-hand side of the invariant."""
+        return self.rows_used + self.not_selected + self.filtered + self.duplicates + self.rows_rejected
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> RowLedger:
+        if self.rows_in != self.accounted:
+            # Not a ValueError: pydantic would wrap it, and a broken ledger must reach the exit code 3.
+            raise IntegrityError(
+                f"the row ledger does not add up: {self.rows_in} rows in, {self.accounted} accounted for "
+                f"(used {self.rows_used}, not selected {self.not_selected}, filtered {self.filtered}, "
+                f"duplicates {self.duplicates}, rejected {self.rejected})",
+                code="ledger",
+            )
+        return self
+
+    @staticmethod
+    def total(ledgers: Iterable[RowLedger]) -> RowLedger:
+        """The sum of ledgers over disjoint rows."""
+        sums: dict[str, int] = {}
+        rejected: dict[str, int] = {}
+        for ledger in ledgers:
+            for name in ("rows_in", "rows_used", "not_selected", "filtered", "duplicates"):
+                sums[name] = sums.get(name, 0) + getattr(ledger, name)
+            for reason, rows in ledger.rejected.items():
+                rejected[reason] = rejected.get(reason, 0) + rows
+        return RowLedger(**sums, rejected=dict(sorted(rejected.items())))
+
+    def then(self, later: RowLedger) -> RowLedger:
+        """This stage followed by `later`, whose input is exactly the rows used here."""
+        if later.rows_in != self.rows_used:
+            raise IntegrityError(
+                f"a stage received {later.rows_in} rows and the one before it handed on {self.rows_used}",
+                code="ledger",
+            )
+        rejected = dict(self.rejected)
+        for reason, rows in later.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + rows
+        return RowLedger(
+            rows_in=self.rows_in,
+            rows_used=later.rows_used,
+            not_selected=self.not_selected + later.not_selected,
+            filtered=self.filtered + later.filtered,
+            duplicates=self.duplicates + later.duplicates,
+            rejected=dict(sorted(rejected.items())),
+        )
+
+
+class Receipt(Record):
+    """What one task did. Paths in `files` are relative to the output directory."""
+
+    format: int = RECEIPT_FORMAT
+    task: str
+    stage: str
+    part: int = Field(ge=0)
+    files: tuple[FileRecord, ...] = ()
+    ledger: RowLedger | None = None
+    statistics: dict[str, Any] = Field(default_factory=dict)
+
+
+class InputRecord(Record):
+    """The fingerprint of one input file."""
+
+    source: str
+    path: str
+    bytes: int
+    digest: str
+
+
+class RunManifest(Record):
+    """The last file written into a run folder: what is there, and what it was made from.
+
+    `outputs` are relative to the run folder. Only `environment` may differ between two runs of the same
+    configuration over the same bytes.
+    """
+
+    format: int = MANIFEST_FORMAT
+    flow: str
+    run_hash: str
+    outputs: tuple[FileRecord, ...]
+    links: dict[str, str] = Field(default_factory=dict)
+    ledger: RowLedger
+    statistics: dict[str, Any]
+    stages: dict[str, str]
+    versions: dict[str, str]
+    environment: dict[str, Any]

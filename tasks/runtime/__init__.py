@@ -1,0 +1,1 @@
+"""The Prefect side: cache policy, receipt serializer, locks, runners, settings."""

@@ -1,0 +1,1 @@
+"""Chat data to packed shards: rendering, loss masks, packing, writing, validation."""
