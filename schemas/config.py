@@ -1,7 +1,8 @@
 """Base of every configuration model: frozen, closed, and knowing which fields change output bytes.
 
-A field declared with `execution_only(...)` (workers, limits, verification) never enters a hash; a field
-at its default does not either, so adding an option keeps old runs valid.
+A field declared with `execution_only(...)` (workers, limits, verification) or `by_content(...)` (a path, whose
+content is hashed instead) never enters a hash; a field at its default does not either, so adding an option
+keeps old runs valid.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import ConfigError
 
-_EXECUTION_ONLY = "x-execution-only"
+_NOT_HASHED = "x-not-hashed"
 
 
 def execution_only(default: Any, **kwargs: Any) -> Any:
     """A pydantic field that changes how a run is executed and never what it produces."""
-    return Field(default, json_schema_extra={_EXECUTION_ONLY: True}, **kwargs)
+    return Field(default, json_schema_extra={_NOT_HASHED: True}, **kwargs)
 
 
-def _is_execution_only(field: FieldInfo) -> bool:
+def by_content(default: Any, **kwargs: Any) -> Any:
+    """A pydantic field that says where something lies; what lies there is hashed in its place."""
+    return Field(default, json_schema_extra={_NOT_HASHED: True}, **kwargs)
+
+
+def _is_hashed(field: FieldInfo) -> bool:
     extra = field.json_schema_extra
-    return isinstance(extra, Mapping) and bool(extra.get(_EXECUTION_ONLY))
+    return not (isinstance(extra, Mapping) and extra.get(_NOT_HASHED))
 
 
 class Config(BaseModel):
@@ -55,7 +61,7 @@ class Config(BaseModel):
         wanted = None if only is None else set(only)
         fields: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
-            if _is_execution_only(field) or (wanted is not None and name not in wanted):
+            if not _is_hashed(field) or (wanted is not None and name not in wanted):
                 continue
             value = getattr(self, name)
             if value != field.get_default(call_default_factory=True, validated_data={}):

@@ -1,0 +1,159 @@
+"""The command line. Prefect, Arrow and numpy are imported only by the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flows.configs import load_config
+from flows.summary import Summary, print_error, print_summary
+from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
+from tasks.store.receipts import Verify
+
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(f"{message}; see: {self.prog} --help", code="usage")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    debug = "--debug" in arguments
+    try:
+        options = _parser().parse_args(arguments)
+        logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+        logging.getLogger("gristmill").setLevel(logging.DEBUG if debug else logging.INFO)
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except KeyboardInterrupt:
+        print("gristmill: interrupted; run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    except GristmillError as error:
+        _trace(debug)
+        print_error(error, as_json)
+        return error.exit_code
+    except Exception as error:
+        _trace(debug)
+        hint = "" if debug else "; run again with --debug for the traceback"
+        print_error(WorkError(f"{type(error).__name__}: {error}{hint}", code="internal"), as_json)
+        return WorkError.exit_code
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="gristmill", description="Raw corpora to training-ready data.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    common.add_argument("--debug", action="store_true", help="print tracebacks")
+    pack = commands.add_parser("pack-sft", parents=[common, _run_options()], help="chat data to packed shards")
+    pack.set_defaults(run=_pack_sft)
+    validate = commands.add_parser("validate", parents=[common], help="check a run, a folder of shards or a file")
+    validate.add_argument("path", metavar="PATH")
+    validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
+    validate.set_defaults(run=_validate)
+    demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
+    demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _run_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("config", metavar="CONFIG", help="a YAML file")
+    options.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides", help="override a config field"
+    )
+    options.add_argument("--output-dir", metavar="DIR", help="override output_dir")
+    options.add_argument("--runner", choices=("threads", "processes"), default="threads")
+    options.add_argument("--workers", type=int, metavar="N", help="tasks run at once")
+    options.add_argument(
+        "--verify", type=Verify, choices=list(Verify), default=Verify.SIZE, help="how cached results are checked"
+    )
+    options.add_argument("--force", action="store_true", help="do every step again, whatever is cached")
+    return options
+
+
+def _pack_sft(options: argparse.Namespace) -> int:
+    from schemas.sft import PackSftConfig
+
+    overrides = list(options.overrides)
+    raw = load_config(options.config, overrides)
+    if options.output_dir is not None:
+        raw["output_dir"] = options.output_dir
+    if options.workers is not None:
+        raw["workers"] = options.workers
+    summary = run_pack_sft(PackSftConfig.parse(raw), options.runner, options.verify, options.force)
+    print_summary(summary, options.json)
+    return 0
+
+
+def run_pack_sft(config, runner: str, verify: Verify, force: bool) -> Summary:  # type: ignore[no-untyped-def]
+    """Run pack-sft, or find its complete run; Prefect is imported only if there is something to do."""
+    from schemas.sft import FLOW, PUBLISHED
+    from tasks.sft.identity import identify
+    from tasks.store.layout import claim, run_folder
+    from tasks.store.publish import point_latest
+    from tasks.store.runs import completed_run
+
+    started = time.monotonic()
+    root = Path(config.output_dir)
+    claim(root, FLOW, PUBLISHED)
+    identity = identify(config)
+    manifest = None if force else completed_run(root, identity.run_hash, verify)
+    cached = manifest is not None
+    if manifest is None:
+        from flows.launch import run_flow
+
+        manifest = run_flow("pack_sft", runner, config.workers, config=config, verify=verify, force=force)
+    else:
+        point_latest(root, identity.run_hash, PUBLISHED)
+    return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from tasks.validation import validate_path
+
+    verdict = validate_path(Path(options.path), full=options.level == "full")
+    if options.json:
+        print(json.dumps({"ok": verdict.ok, **verdict.model_dump(mode="json")}))
+    else:
+        counts = ", ".join(f"{value:,} {name}" for name, value in verdict.counts.items())
+        print(f"{verdict.path}: {verdict.kind}, {counts}")
+        for fault in verdict.faults:
+            times = f" ({fault.count:,} rows)" if fault.count > 1 else ""
+            print(f"  {fault.level}: {fault.where}: {fault.rule}: {fault.detail}{times}")
+        print("valid" if verdict.ok else "NOT VALID")
+    return 0 if verdict.ok else IntegrityError.exit_code
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from flows.demo import run_demo
+
+    return run_demo(Path(options.output_dir), options.json)
+
+
+def terminate(signum: int, frame: object) -> None:
+    """SIGTERM as an interrupt: the run stops between files and can be resumed."""
+    raise KeyboardInterrupt
+
+
+def entry() -> int:
+    """`main` for a process of its own: SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, terminate)
+    return main()

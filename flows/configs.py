@@ -1,0 +1,102 @@
+"""Configuration files: safe YAML, overrides from the command line, one readable error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from schemas.errors import ConfigError
+
+_STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice; PyYAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, str | int | float | bool) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            if isinstance(key, str | int | float | bool):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The configuration in a YAML (or JSON) file, with `path=value` overrides applied.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, it holds no mapping, or an override does not fit.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration: {error.strerror}", code="missing_config", where=path
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration is not UTF-8: {error}", where=path) from error
+    try:
+        raw = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark is not None else path
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(f"not valid YAML: {problem}", code="bad_yaml", where=place) from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"expected a mapping of keys, found {type(raw).__name__}", where=path)
+    for override in overrides:
+        _apply(raw, override)
+    return raw
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    path, found, text = override.partition("=")
+    steps = _steps(path)
+    if not found or not steps:
+        raise ConfigError(
+            f"cannot read the override {override!r}; write it as path=value, for example pack.size=8192",
+            code="bad_override",
+            where="--set",
+        )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of {override!r} is not valid YAML", code="bad_override", where="--set") from error
+    holder: Any = raw
+    for step, following in zip(steps[:-1], steps[1:], strict=True):
+        holder = _enter(holder, step, override, {} if isinstance(following, str) else [])
+    if isinstance(steps[-1], int) and not (isinstance(holder, list) and steps[-1] < len(holder)):
+        raise ConfigError(f"{override!r}: there is no entry [{steps[-1]}]", code="bad_override", where="--set")
+    if isinstance(steps[-1], str) and not isinstance(holder, dict):
+        raise ConfigError(f"{override!r}: {steps[-1]!r} is no key of a list", code="bad_override", where="--set")
+    holder[steps[-1]] = value
+
+
+def _enter(holder: Any, step: str | int, override: str, empty: Any) -> Any:
+    if isinstance(step, str) and isinstance(holder, dict):
+        if holder.get(step) is None:
+            holder[step] = empty
+        return holder[step]
+    if isinstance(step, int) and isinstance(holder, list) and step < len(holder):
+        return holder[step]
+    raise ConfigError(f"{override!r}: nothing is at {step!r}", code="bad_override", where="--set")
+
+
+def _steps(path: str) -> list[str | int]:
+    """`datasets[0].weight` as `["datasets", 0, "weight"]`; empty if it is no path."""
+    steps: list[str | int] = []
+    for part in path.split("."):
+        matches = list(_STEP.finditer(part))
+        if not matches or "".join(match[0] for match in matches) != part or matches[0][1] is None:
+            return []
+        steps += [match[1] if match[1] is not None else int(match[2]) for match in matches]
+    return steps

@@ -1,0 +1,106 @@
+"""pack-sft: chat data to packed shards with exact loss masks, splits and a blend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from schemas.run import Receipt, RunManifest
+from schemas.sft import FLOW, PUBLISHED, PackSftConfig
+from tasks.runtime.mapping import each_with_receipts, run_once
+from tasks.sft import steps
+from tasks.sft.checks import check_rejects, check_splits, run_ledger
+from tasks.sft.identity import Identity, identify
+from tasks.sft.lineage import reject_files, stage_lineage
+from tasks.sft.outline import packed_split, plan_works, tokenize_works, write_works
+from tasks.sft.publish import PublishWork
+from tasks.store.layout import claim
+from tasks.store.receipts import Verify
+
+log = logging.getLogger("gristmill.pack_sft")
+
+# Runs one task for each work, in any order; returns their receipts in the order of the works.
+Each = Callable[[Any, Sequence[Any]], list[Receipt]]
+Once = Callable[[Any, Any], Any]
+
+
+@flow(name=FLOW, persist_result=False)
+def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = False) -> dict[str, Any]:
+    """Pack chat data into shards a trainer reads.
+
+    Args:
+        config: what to pack and how.
+        verify: how closely cached results are checked before they are used again.
+        force: do every step again, whatever is cached.
+    """
+    identity = identify(config)
+    each = each_with_receipts(Path(config.output_dir), verify, force)
+    return mill(config, identity, each, run_once).model_dump(mode="json")
+
+
+def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
+    """The story of a run: tokenize, plan, write, validate, publish."""
+    root = Path(config.output_dir)
+    claim(root, FLOW, PUBLISHED)
+
+    parts = tokenize_works(config, identity)
+    receipts = iter(each(steps.tokenize, [work for works in parts.values() for work in works]))
+    spools = {name: [next(receipts) for _ in works] for name, works in parts.items()}
+    ledgers = {name: check_rejects(name, spools[name], config.max_reject_fraction, root) for name in spools}
+    for name, ledger in ledgers.items():
+        tokens = sum(receipt.statistics["tokens"] for receipt in spools[name])
+        log.info(
+            "tokenized %s: %d rows, %d rejected, %d tokens",
+            name,
+            ledger.rows_in,
+            ledger.rows_rejected,
+            tokens,
+        )
+
+    plans = plan_works(config, spools)
+    planned = each(steps.plan, [plan.work for plan in plans])
+    ledger = run_ledger(ledgers, plans, planned)
+
+    shards = [
+        write_works(config, plan, receipt, spools[plan.dataset.name][0])
+        for plan, receipt in zip(plans, planned, strict=True)
+    ]
+    receipts = iter(each(steps.write, [work for works in shards for work in works]))
+    written = [[next(receipts) for _ in works] for works in shards]
+    packed = tuple(
+        packed_split(*parts)
+        for parts in zip(plans, planned, written, strict=True)
+        if parts[1].statistics["bins"]
+    )
+    check_splits(packed)
+    for entry in packed:
+        log.info(
+            "packed %s %s: %d sequences in %d bins, %.2f%% full",
+            entry.dataset,
+            entry.split,
+            entry.plan.statistics["sequences"],
+            entry.plan.statistics["bins"],
+            entry.plan.statistics["packing_efficiency"],
+        )
+
+    once(steps.validate, steps.ValidateWork(config.output_dir, packed, config.workers))
+    manifest: RunManifest = once(
+        steps.publish,
+        PublishWork(
+            output_dir=config.output_dir,
+            run_hash=identity.run_hash,
+            packed=packed,
+            rejects=reject_files(spools, plans, planned),
+            ledger=ledger,
+            stages=stage_lineage(spools, plans, planned, written),
+            config=config.model_dump_json(indent=2),
+            inputs=tuple(identity.records()),
+            seen=identity.seen,
+        ),
+    )
+    log.info("published run %s: %d rows used of %d", manifest.run_hash, ledger.rows_used, ledger.rows_in)
+    return manifest

@@ -1,0 +1,313 @@
+"""SFT packing: configuration, the Arrow schema of a packed shard, and its invariants.
+
+A packed shard has one row per bin:
+
+* `input_ids list<int32>`: the tokens of the bin's sequences, one after the other.
+* `loss_mask list<uint8>`: as long as `input_ids`, shifted left by one inside each sequence: entry `j` says
+  whether the *label* of position `j`, token `j + 1`, is trained. A sequence's last entry is 0.
+* `seq_start_id list<int32>`: where each sequence starts; first 0, strictly increasing.
+
+The consumer of sequence `[s, e)` trains labels `ids[s+1:e]` under `loss_mask[s:e-1]`. Its *runtime length* is
+therefore one token less than the stored length.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.config import Config, by_content, execution_only
+from schemas.sft_fields import Dialect, FieldMapping
+
+FLOW = "pack-sft"
+# Enters every hash; raised when the same configuration would give other bytes, defaults included.
+FORMAT_VERSION = 1
+
+# What trainers open: names at the top of the output directory, and where they point.
+BLEND = "blend.json"
+SPLITS = "splits"
+PUBLISHED = {BLEND: "latest/blend.json", SPLITS: "latest/splits"}
+
+METADATA_VERSION = b"gristmill.format_version"
+METADATA_PACK_SIZE = b"gristmill.pack_size"
+METADATA_COUNT = b"gristmill.count"
+METADATA_TOKENIZER = b"gristmill.tokenizer_sha256"
+METADATA_VOCABULARY = b"gristmill.vocabulary_size"
+
+DATASET_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
+SPLIT_NAMES = ("train", "valid", "test")
+
+
+class TrainOn(StrEnum):
+    """Which tokens carry loss."""
+
+    ASSISTANT = "assistant"
+    LAST_TURN = "last_turn"
+    ALL = "all"
+
+
+class Order(StrEnum):
+    """How sequences are laid into bins."""
+
+    SHUFFLED = "shuffled"
+    DECREASING = "decreasing"
+
+
+class Count(StrEnum):
+    """How a sequence of L stored tokens counts against the pack size."""
+
+    RUNTIME = "runtime"
+    STORED = "stored"
+
+
+class Overflow(StrEnum):
+    """What happens to a sequence longer than the pack size."""
+
+    TRUNCATE = "truncate"
+    DROP = "drop"
+    SPLIT = "split"
+
+
+class Compression(StrEnum):
+    """Parquet compression codecs."""
+
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    GZIP = "gzip"
+    NONE = "none"
+
+
+class StorageFormat(StrEnum):
+    """Formats a packed shard can be stored in."""
+
+    PARQUET = "parquet"
+
+
+class DatasetConfig(Config):
+    """One source of conversations."""
+
+    name: str = Field(
+        pattern=DATASET_NAME,
+        title="Name",
+        description="Unique name; becomes a folder name, so letters, digits, '.', '_' and '-' only.",
+    )
+    path: str = by_content(
+        ...,
+        min_length=1,
+        title="Path",
+        description="A .jsonl, .jsonl.gz, .jsonl.zst or .parquet file, a folder of them, or a glob.",
+    )
+    weight: float = Field(1.0, gt=0, title="Weight", description="Relative weight in blend.json; above 0.")
+    dialect: Dialect = Field(
+        Dialect.AUTO,
+        title="Dialect",
+        description="How a row holds its conversation; auto decides row by row.",
+    )
+    fields: FieldMapping = Field(
+        default_factory=FieldMapping, title="Fields", description="Names of the fields, where they differ."
+    )
+    where: dict[str, str | int | bool] = Field(
+        default_factory=dict,
+        title="Row filter",
+        description="Keep only rows whose field equals the value, or is a list that contains it.",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _stays_in_its_folder(cls, name: str) -> str:
+        if ".." in name:
+            raise ValueError("a data set name must not contain '..'")
+        return name
+
+
+class TokenizerConfig(Config):
+    """The tokenizer and its chat template."""
+
+    path: str = by_content(
+        ...,
+        min_length=1,
+        title="Tokenizer",
+        description="A local folder with tokenizer.json, or a hub id (give its revision).",
+    )
+    revision: str | None = by_content(
+        None, title="Revision", description="Commit or tag of a hub id; required for hub ids."
+    )
+    chat_template: str | None = by_content(
+        None,
+        title="Chat template",
+        description="A template file, or the template itself; empty means the tokenizer's own.",
+    )
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Template variables",
+        description="Extra variables for the template, for example enable_thinking: false.",
+    )
+    date: datetime.date | None = Field(
+        None,
+        title="Template date",
+        description="What strftime_now returns in templates that print a date; without it the function is "
+        "undefined, because today's date would make every run different.",
+    )
+    escape_special_tokens: bool = Field(
+        True,
+        title="Escape special tokens",
+        description="Encode special tokens found inside message content as plain text.",
+    )
+
+
+class PackConfig(Config):
+    """How sequences are packed into bins."""
+
+    size: int = Field(4096, ge=2, le=2**24, title="Pack size", description="Tokens a bin may hold.")
+    order: Order = Field(
+        Order.SHUFFLED,
+        title="Order",
+        description="shuffled mixes lengths in every bin; decreasing packs longest first.",
+    )
+    count: Count = Field(
+        Count.RUNTIME,
+        title="Count",
+        description="runtime counts a sequence as the trainer does, one token less than stored; "
+        "stored counts every stored token.",
+    )
+    overflow: Overflow = Field(
+        Overflow.TRUNCATE,
+        title="Overflow",
+        description="What to do with a conversation longer than a bin: truncate, drop or split it.",
+    )
+    pad_to_multiple: int = Field(
+        1,
+        ge=1,
+        le=2**16,
+        title="Pad to multiple",
+        description="Pad each sequence with the end-of-sequence token until its runtime length is a "
+        "multiple of this; context parallelism needs 2 x its size.",
+    )
+
+    @model_validator(mode="after")
+    def _room_for_one_multiple(self) -> PackConfig:
+        if self.pad_to_multiple > self.size - 1:
+            raise ValueError(
+                f"pad_to_multiple {self.pad_to_multiple} leaves no room in a bin of size {self.size}; "
+                f"allowed: 1..{self.size - 1}"
+            )
+        return self
+
+
+class StorageConfig(Config):
+    """How packed shards are stored."""
+
+    format: StorageFormat = Field(StorageFormat.PARQUET, title="Format", description="Format of the shards.")
+    row_group_size: int = Field(
+        64, ge=1, le=100_000, title="Row group size", description="Bins per Parquet row group."
+    )
+    compression: Compression = Field(
+        Compression.ZSTD, title="Compression", description="Parquet compression codec."
+    )
+    compression_level: int = Field(
+        1, ge=1, le=22, title="Compression level", description="Level for zstd (1-22) and gzip (1-9)."
+    )
+    shard_tokens: int = Field(
+        2**26, ge=1, title="Shard tokens", description="A shard is closed once it holds this many tokens."
+    )
+
+    @model_validator(mode="after")
+    def _level_fits_codec(self) -> StorageConfig:
+        if self.compression is Compression.GZIP and self.compression_level > 9:
+            raise ValueError(f"gzip has levels 1 to 9, not {self.compression_level}")
+        return self
+
+
+class SplitsConfig(Config):
+    """Shares of the conversations; they add up to 1."""
+
+    train: float = Field(0.98, gt=0, le=1, title="Train", description="Share of the training split.")
+    valid: float = Field(0.01, ge=0, lt=1, title="Valid", description="Share of the validation split.")
+    test: float = Field(0.01, ge=0, lt=1, title="Test", description="Share of the test split.")
+
+    @model_validator(mode="after")
+    def _add_up(self) -> SplitsConfig:
+        total = self.train + self.valid + self.test
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(
+                f"train + valid + test must be 1, and {self.train} + {self.valid} + {self.test} is {total:g}"
+            )
+        return self
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Each split with a share above 0 as its half-open interval of [0, 1).
+
+        >>> SplitsConfig(train=0.75, valid=0.25, test=0).intervals()
+        {'train': (0.0, 0.75), 'valid': (0.75, 1.0)}
+        """
+        last = next(name for name in reversed(SPLIT_NAMES) if getattr(self, name) > 0)
+        intervals: dict[str, tuple[float, float]] = {}
+        low = 0.0
+        for name in SPLIT_NAMES:
+            share = getattr(self, name)
+            if share > 0:
+                high = 1.0 if name == last else low + share
+                intervals[name] = (low, high)
+                low = high
+        return intervals
+
+
+class PackSftConfig(Config):
+    """Chat data to packed shards with exact loss masks."""
+
+    output_dir: str = execution_only(
+        ...,
+        min_length=1,
+        title="Output folder",
+        description="Folder for runs, stages and the published view.",
+    )
+    seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Seed of splits and packing.")
+    datasets: tuple[DatasetConfig, ...] = Field(
+        min_length=1, title="Data sets", description="The sources to pack, in the order of the blend."
+    )
+    tokenizer: TokenizerConfig = Field(title="Tokenizer", description="Tokenizer and chat template.")
+    train_on: TrainOn = Field(
+        TrainOn.ASSISTANT,
+        title="Train on",
+        description="assistant: every assistant turn; last_turn: the last assistant message; all: every token.",
+    )
+    pack: PackConfig = Field(default_factory=PackConfig, title="Packing", description="How bins are filled.")
+    storage: StorageConfig = Field(
+        default_factory=StorageConfig, title="Storage", description="How shards are stored."
+    )
+    splits: SplitsConfig = Field(
+        default_factory=SplitsConfig, title="Splits", description="Shares of train, valid and test."
+    )
+    deduplicate: bool = Field(
+        False,
+        title="Deduplicate",
+        description="Keep only the first of exactly equal conversations of a data set.",
+    )
+    max_reject_fraction: float = execution_only(
+        0.05,
+        ge=0,
+        le=1,
+        title="Reject limit",
+        description="A data set that rejects a larger share of its rows fails the run.",
+    )
+    workers: int = execution_only(
+        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
+    )
+
+    @field_validator("datasets")
+    @classmethod
+    def _names_are_unique(cls, datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
+        seen: dict[str, int] = {}
+        for position, dataset in enumerate(datasets):
+            # Names become folders, and some file systems do not tell upper from lower case.
+            first = seen.setdefault(dataset.name.casefold(), position)
+            if first != position:
+                raise ValueError(
+                    f"data set name {dataset.name!r} is used by datasets[{first}] and [{position}]"
+                )
+        return datasets

@@ -1,0 +1,190 @@
+"""Prefect's cache on our receipts: a task whose receipt verifies is not run again.
+
+The order of events in a Prefect task run decides where the record is checked:
+
+1. `compute_key`, before any lock. An exception there is logged and the task runs uncached.
+2. the transaction takes the lock and then asks the store whether the record exists, which already hands it to
+   the serializer it names. So after waiting for another run it does see that run's receipt.
+3. hit: the record is read; miss: the task runs, the record is written, the lock is released.
+
+A record is therefore checked once the lock is taken and before the store looks, by the lock itself
+(`ReceiptLock`). In `compute_key` it would be too early: a run that waits for another's lock would have looked
+before the other wrote, and removing what it found bad could remove the good record written since.
+
+Prefect writes records in place, not atomically; one torn by a kill is such a bad record, and is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from prefect import Task
+from prefect.cache_policies import CachePolicy
+from prefect.context import TaskRunContext
+
+from schemas.errors import IntegrityError
+from tasks.runtime.locks import FlockManager
+from tasks.runtime.serializer import ReceiptSerializer
+from tasks.store.atomic import storage_errors
+from tasks.store.receipts import Verify, check_receipt, receipt_key, record_path
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_logger = logging.getLogger(__name__)
+
+
+class Work(Protocol):
+    """What a task is given under the name `work`: enough to name its receipt."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def part(self) -> int: ...
+
+
+class ReceiptLock(FlockManager):
+    """A lock on a receipt which, once taken, leaves only a receipt that can be relied on.
+
+    A record that is foreign or torn, or whose files are missing or changed, is removed, so Prefect sees a
+    miss and never deserialises it. If it cannot be removed, taking the lock fails, and with it the task.
+
+    Args:
+        root: the output directory.
+        verify: how closely the receipt's files are looked at.
+    """
+
+    def __init__(self, root: str | Path, verify: str) -> None:
+        super().__init__(root)
+        self.verify = Verify(verify)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self.root), self.verify.value))
+
+    def acquire_lock(
+        self,
+        key: str,
+        holder: str,
+        acquire_timeout: float | None = None,
+        hold_timeout: float | None = None,
+    ) -> bool:
+        """Take the lock, then remove a record that must not count.
+
+        Raises:
+            IntegrityError: code `bad_key`.
+            StorageError: locking, reading the record or removing it failed.
+        """
+        record_path(self.root, key)
+        taken = super().acquire_lock(key, holder, acquire_timeout, hold_timeout)
+        if taken:
+            self._settle(key, holder)
+        return taken
+
+    async def aacquire_lock(
+        self,
+        key: str,
+        holder: str,
+        acquire_timeout: float | None = None,
+        hold_timeout: float | None = None,
+    ) -> bool:
+        """`acquire_lock`, leaving the event loop free while it waits and reads."""
+        record_path(self.root, key)
+        taken = await super().aacquire_lock(key, holder, acquire_timeout, hold_timeout)
+        if taken:
+            await asyncio.to_thread(self._settle, key, holder)
+        return taken
+
+    def _settle(self, key: str, holder: str) -> None:
+        try:
+            drop_bad_record(self.root, key, self.verify)
+        except BaseException:
+            # Prefect considers the lock not taken and would never release it.
+            self.release_lock(key, holder)
+            raise
+
+
+def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
+    """Remove the record under `key` if it cannot be relied on; whether it was removed.
+
+    Raises:
+        StorageError: the record cannot be read or removed.
+    """
+    try:
+        check_receipt(output_dir, key, verify)
+    except IntegrityError as error:
+        _logger.warning("%s; doing %s again", error, key)
+        path = record_path(output_dir, key)
+        with storage_errors(path, "remove a bad record"):
+            path.unlink(missing_ok=True)
+        return True
+    return False
+
+
+@dataclass
+class ReceiptPolicy(CachePolicy):
+    """The cache key of a task is the place of its receipt.
+
+    Only the stage hash, task and part decide; what they stand for is hashed in the flow.
+
+    Args:
+        output_dir: absolute path of the output directory.
+        verify: a `Verify` value.
+    """
+
+    output_dir: str = ""
+    verify: str = Verify.SIZE.value
+
+    def __post_init__(self) -> None:
+        self.isolation_level = "SERIALIZABLE"
+        self.lock_manager = ReceiptLock(self.output_dir, self.verify)
+
+    def compute_key(
+        self,
+        task_ctx: TaskRunContext,
+        inputs: dict[str, Any],
+        flow_parameters: dict[str, Any],
+        **kwargs: Any,
+    ) -> str:
+        """`receipt_key` of the task's parameter `work`."""
+        work = inputs.get("work")
+        try:
+            return receipt_key(work.stage, work.task, work.part)  # type: ignore[union-attr]
+        except (AttributeError, TypeError, ValueError):
+            # Raising would only be logged, and the task would run uncached; the lock refuses this key, which
+            # fails the task.
+            return f"no receipt for a {type(work).__name__} as work"
+
+
+def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = False) -> Task[P, R]:
+    """`task`, returning receipts cached in `output_dir`.
+
+    Args:
+        task: a task with a parameter `work` (see `Work`) that returns a `Receipt`.
+        output_dir: where receipts and the files they name are.
+        verify: how closely the files of a cached receipt are looked at.
+        refresh: run even when there is a good receipt.
+
+    Raises:
+        TypeError: the task has no parameter `work`.
+    """
+    if "work" not in inspect.signature(task.fn).parameters:
+        raise TypeError(f"the task {task.name!r} needs a parameter named 'work' to name its receipt")
+    root = output_dir.resolve()
+    # A refreshed task does not look at the old record, so reading its files would be wasted.
+    level = Verify.OFF if refresh else Verify(verify)
+    return task.with_options(
+        cache_policy=ReceiptPolicy(output_dir=str(root), verify=level.value),
+        persist_result=True,
+        result_storage=root,
+        result_serializer=ReceiptSerializer(),
+        # Results of another run of the flow in this process must be looked up, and verified, on disk.
+        cache_result_in_memory=False,
+        refresh_cache=refresh,
+    )

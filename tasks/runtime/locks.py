@@ -1,0 +1,308 @@
+"""One worker at a time for each receipt, by kernel locks that die with their process.
+
+Prefect's own `FileSystemLockManager` marks a lock by the existence of a file and so blocks for ever after a
+`kill -9`. `flock` belongs to the open file: the kernel drops it whenever the process ends, however it ends.
+
+- One lock file a key, `stages/{stage}/receipts/.{name}.lock`. The files stay: removing a lock file while
+  somebody waits for it would let two holders in. (`prune` may remove whole stages; a lock taken on a file
+  that is no longer at its path is given back and taken anew.)
+- What this process holds is in one table for all managers of the process, as Prefect copies and pickles them.
+- Waiting polls (5 ms, then up to 100 ms): a blocking `flock` has no timeout and cannot be interrupted in a
+  worker thread.
+- Across hosts, and on file systems without `flock`, two runs may do the same work; their outputs are the
+  same bytes and appear atomically, so that costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from prefect.locking.protocol import LockManager
+
+from schemas.errors import IntegrityError
+from tasks.store.atomic import storage_errors
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.1
+_NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Actor:
+    """Who takes a lock: a thread, and in an event loop the asyncio task within it."""
+
+    thread: threading.Thread
+    task: asyncio.Task[Any] | None
+
+    @classmethod
+    def current(cls) -> _Actor:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            task = None
+        return cls(threading.current_thread(), task)
+
+    @property
+    def gone(self) -> bool:
+        return not self.thread.is_alive() or (self.task is not None and self.task.done())
+
+
+@dataclass
+class _Held:
+    descriptor: int
+    holder: str
+    actor: _Actor
+    expiry: threading.Timer | None = None
+
+
+# Guards the table below; held for a few system calls at most, never while waiting.
+_table = threading.Lock()
+_held: dict[Path, _Held] = {}
+
+
+class FlockManager(LockManager):
+    """Prefect's lock protocol on `flock`.
+
+    Re-entry never deadlocks. A holder that asks again has the lock already. Prefect names every transaction
+    anew and, when a cached result fails to load, forgets to release its lock; so an actor (thread or asyncio
+    task) that asks for a lock it already holds, or one whose actor has ended, takes it over.
+
+    Args:
+        root: the output directory; keys are paths below it.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self.root),))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def acquire_lock(
+        self,
+        key: str,
+        holder: str,
+        acquire_timeout: float | None = None,
+        hold_timeout: float | None = None,
+    ) -> bool:
+        """Take the lock; False when that took longer than `acquire_timeout` seconds (0: do not wait).
+
+        Raises:
+            IntegrityError: code `bad_key`; the key leads outside the root.
+            StorageError: the lock file cannot be made or locked.
+        """
+        if self._try(key, holder, hold_timeout):
+            return True
+        for pause in _pauses(acquire_timeout):
+            time.sleep(pause)
+            if self._try(key, holder, hold_timeout):
+                return True
+        return False
+
+    async def aacquire_lock(
+        self,
+        key: str,
+        holder: str,
+        acquire_timeout: float | None = None,
+        hold_timeout: float | None = None,
+    ) -> bool:
+        """`acquire_lock`, leaving the event loop free while it waits."""
+        if self._try(key, holder, hold_timeout):
+            return True
+        for pause in _pauses(acquire_timeout):
+            await asyncio.sleep(pause)
+            if self._try(key, holder, hold_timeout):
+                return True
+        return False
+
+    def release_lock(self, key: str, holder: str) -> None:
+        """Give the lock back.
+
+        Raises:
+            ValueError: `holder` does not hold it.
+        """
+        path = self._path(key)
+        with _table:
+            held = _held.get(path)
+            if held is None or held.holder != holder:
+                raise ValueError(f"no lock held by {holder} for {key}")
+            _drop(path, held)
+
+    def is_locked(self, key: str) -> bool:
+        """Whether anybody, in any process, holds the lock.
+
+        Looking takes a shared lock for an instant: an `acquire_lock` that does not wait may fail for it.
+        """
+        path = self._path(key)
+        with _table:
+            if path in _held:
+                return True
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+        finally:
+            os.close(descriptor)
+        return False
+
+    def is_lock_holder(self, key: str, holder: str) -> bool:
+        """Whether `holder` holds the lock, in this process."""
+        with _table:
+            held = _held.get(self._path(key))
+            return held is not None and held.holder == holder
+
+    def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
+        """Wait until nobody else holds the lock; False when `timeout` seconds were not enough."""
+        if self._free(key):
+            return True
+        for pause in _pauses(timeout):
+            time.sleep(pause)
+            if self._free(key):
+                return True
+        return False
+
+    async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
+        """`wait_for_lock`, leaving the event loop free while it waits."""
+        if self._free(key):
+            return True
+        for pause in _pauses(timeout):
+            await asyncio.sleep(pause)
+            if self._free(key):
+                return True
+        return False
+
+    def _path(self, key: str) -> Path:
+        relative = PurePosixPath(key)
+        if relative.is_absolute() or ".." in relative.parts or not relative.name:
+            raise IntegrityError(f"the lock key {key!r} leads outside the output directory", code="bad_key")
+        return self.root / relative.parent / f".{relative.name}.lock"
+
+    def _free(self, key: str) -> bool:
+        with _table:
+            held = _held.get(self._path(key))
+            if held is not None and held.actor == _Actor.current():
+                return True
+        return not self.is_locked(key)
+
+    def _try(self, key: str, holder: str, hold_timeout: float | None) -> bool:
+        path = self._path(key)
+        actor = _Actor.current()
+        with _table:
+            held = _held.get(path)
+            if held is None:
+                descriptor = _lock_file(path)
+                if descriptor is None:
+                    return False
+                held = _held[path] = _Held(descriptor, holder, actor)
+            elif held.holder != holder and held.actor != actor and not held.actor.gone:
+                return False
+            held.holder, held.actor = holder, actor
+            if held.expiry is not None:
+                held.expiry.cancel()
+                held.expiry = None
+            if hold_timeout is not None:
+                held.expiry = threading.Timer(hold_timeout, _expire, (path, held, holder))
+                held.expiry.daemon = True
+                held.expiry.start()
+        return True
+
+
+def _pauses(timeout: float | None) -> Iterator[float]:
+    """How long to sleep between tries, until `timeout` seconds have passed."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = _FIRST_PAUSE_S
+    while True:
+        left = pause if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            return
+        yield min(pause, left)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _lock_file(path: Path) -> int | None:
+    """Open and lock `path`; None when somebody else has the lock."""
+    with storage_errors(path, "lock"):
+        while True:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                continue
+            kept = False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                kept = _same_file(descriptor, path)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno not in _NO_FLOCK:
+                    raise
+                _logger.warning(
+                    "%s: this file system has no locks (%s); runs that start together may do the same work",
+                    path.parent,
+                    error.strerror,
+                )
+                kept = True
+            finally:
+                if not kept:
+                    os.close(descriptor)
+            if kept:
+                return descriptor
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _drop(path: Path, held: _Held) -> None:
+    """Give a lock back; the caller holds the table."""
+    if held.expiry is not None:
+        held.expiry.cancel()
+    del _held[path]
+    # Unlock before closing: a child forked by a library may still have the descriptor open.
+    with contextlib.suppress(OSError):
+        fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+    os.close(held.descriptor)
+
+
+def _expire(path: Path, held: _Held, holder: str) -> None:
+    with _table:
+        if _held.get(path) is held and held.holder == holder:
+            _drop(path, held)
+
+
+def _forget() -> None:
+    """In a forked child: the locks are the parent's, and open descriptors would keep them after its death."""
+    global _table
+    _table = threading.Lock()
+    for held in _held.values():
+        os.close(held.descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,34 @@
+"""Running steps as Prefect task runs, with receipts for what is worth caching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import Task
+
+from schemas.run import Receipt
+from tasks.runtime.cache import bind
+from tasks.store.receipts import Verify
+
+Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
+
+
+def each_with_receipts(output_dir: Path, verify: Verify, refresh: bool = False) -> Each:
+    """A function that maps a step over works on the flow's task runner, cached by receipt.
+
+    It returns the receipts in the order of the works and raises what the first failed task raised.
+    """
+
+    def each(step: Task[..., Receipt], works: Sequence[Any]) -> list[Receipt]:
+        bound = bind(step, output_dir, verify, refresh)
+        futures = [bound.submit(work=work) for work in works]
+        return [future.result() for future in futures]
+
+    return each
+
+
+def run_once(step: Task[..., Any], work: Any) -> Any:
+    """Run a step that is not cached, in the flow's own thread."""
+    return step(work)

@@ -1,0 +1,86 @@
+"""Special tokens typed by a user must not become special tokens.
+
+Before rendering, each occurrence of a special token inside message content is replaced by one private-use
+character; after rendering, that character is a place where the literal text is encoded without special-token
+recognition. The template sees content of the same shape, and no text can forge a turn.
+
+What counts: special tokens everywhere; in messages the model did not write, also other added tokens that the
+template itself prints (such as `<tool_call>`). An assistant may write those, and must learn to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tasks.store.rejects import RowRejected
+
+_FIRST = 0x100000
+# All of supplementary private use area B: our own marks and stand-ins live there.
+_RESERVED = "[\U00100000-\U0010fffd]"
+_STAND_INS = 0x8000
+
+
+class Escaper:
+    """Replaces special tokens in content by stand-ins.
+
+    Args:
+        special: tokens that never may come from content.
+        control: tokens that may come from assistant content only.
+    """
+
+    def __init__(self, special: Iterable[str], control: Iterable[str] = ()) -> None:
+        self._assistant = _pattern(special)
+        self._others = _pattern({*special, *control})
+
+    def escape(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> tuple[list[dict[str, Any]], list[Any] | None, list[str]]:
+        """The conversation with stand-ins, and the literal text of each stand-in.
+
+        Returns the arguments themselves and an empty list when there is nothing to escape.
+
+        >>> Escaper(["<eos>"]).escape([{"role": "user", "content": "a<eos>"}], None)[0][0]["content"]
+        'a\\U00100000'
+        """
+        literals: dict[str, int] = {}
+
+        def stand_in(match: re.Match[str]) -> str:
+            if match[0] not in literals and len(literals) == _STAND_INS:
+                raise RowRejected("unescapable", f"more than {_STAND_INS} different special texts in one row")
+            return chr(_FIRST + literals.setdefault(match[0], len(literals)))
+
+        escaped = [
+            _map_strings(
+                message, self._assistant if message.get("role") == "assistant" else self._others, stand_in
+            )
+            for message in messages
+        ]
+        escaped_tools = None if tools is None else _map_strings(tools, self._others, stand_in)
+        if not literals:
+            return messages, tools, []
+        return escaped, escaped_tools, list(literals)
+
+
+def literal_index(character: str) -> int | None:
+    """Which literal a character of the rendered text stands for, or `None` for ordinary text."""
+    index = ord(character) - _FIRST
+    return index if 0 <= index < _STAND_INS else None
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(
+        {token for token in tokens if token.strip()}, key=lambda token: (-len(token), token)
+    )
+    return re.compile("|".join([*map(re.escape, longest_first), _RESERVED]))
+
+
+def _map_strings(value: Any, pattern: re.Pattern[str], replace: Any) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(replace, value)
+    if isinstance(value, dict):
+        return {key: _map_strings(item, pattern, replace) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_strings(item, pattern, replace) for item in value]
+    return value

@@ -1,0 +1,97 @@
+"""What a pack-sft run is: its inputs by content, and the hash that follows. Cheap to import and to compute.
+
+A cached re-run needs no more than this: no numpy, no Arrow, no Prefect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.canonical import canonical_hash
+from schemas.run import InputRecord
+from schemas.sft import FLOW, FORMAT_VERSION, DatasetConfig, PackSftConfig
+from tasks.sft.tokenizer_source import TokenizerSource, find_tokenizer
+from tasks.store.fingerprint import Fingerprints
+from tasks.store.inputs import InputFile, resolve
+from tasks.store.layout import FINGERPRINTS, STAGES
+
+
+@dataclass(frozen=True)
+class DatasetInputs:
+    """A data set and its files, sorted by name, with their SHA-256."""
+
+    dataset: DatasetConfig
+    files: tuple[InputFile, ...]
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run before it runs.
+
+    Attributes:
+        run_hash: 16 hex digits; equal for equal settings over equal bytes.
+        tokenizer: where it lies, its digest and template.
+        inputs: the files of every data set.
+        seen: what each input file looked like when it was hashed.
+    """
+
+    run_hash: str
+    tokenizer: TokenizerSource
+    inputs: tuple[DatasetInputs, ...]
+    seen: dict[str, list[int]]
+
+    def records(self) -> list[InputRecord]:
+        return [
+            InputRecord(
+                source=entry.dataset.name, path=file.name, bytes=file.bytes, digest=f"sha256:{digest}"
+            )
+            for entry in self.inputs
+            for file, digest in zip(entry.files, entry.digests, strict=True)
+        ]
+
+
+def identify(config: PackSftConfig) -> Identity:
+    """Resolve, fingerprint and hash everything `config` names.
+
+    Raises:
+        ConfigError: a path, the tokenizer or the template is missing.
+        InputError: an input cannot be read.
+    """
+    tokenizer = find_tokenizer(config.tokenizer)
+    memo = Fingerprints(Path(config.output_dir) / STAGES / FINGERPRINTS)
+    inputs = []
+    for dataset in config.datasets:
+        files = resolve(dataset.path)
+        digests = memo.digests([file.path for file in files])
+        inputs.append(DatasetInputs(dataset, files, tuple(digests)))
+    if Path(config.output_dir, STAGES).is_dir():
+        memo.save()
+    named = [
+        [entry.dataset.name, [[f.name, d] for f, d in zip(entry.files, entry.digests, strict=True)]]
+        for entry in inputs
+    ]
+    run_hash = canonical_hash(
+        {
+            "flow": FLOW,
+            "format": FORMAT_VERSION,
+            "config": config.hash_fields(),
+            "inputs": named,
+            "tokenizer": tokenizer_fields(tokenizer),
+        }
+    )
+    return Identity(run_hash, tokenizer, tuple(inputs), memo.identities())
+
+
+def tokenizer_fields(source: TokenizerSource) -> dict[str, Any]:
+    """What of a tokenizer enters hashes: its digest, and the template given beside it."""
+    template = source.chat_template
+    return {
+        "digest": source.digest,
+        "chat_template": hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest()
+        if template
+        else "",
+    }

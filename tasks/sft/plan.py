@@ -1,0 +1,265 @@
+"""The pack plan of one data set and split: which sequences fill which bin of which shard.
+
+The plan is a few arrays in its stage folder; shards are written from it in any order by any number of workers:
+
+==================  ====================  ========================================================
+file                content               meaning
+==================  ====================  ========================================================
+`item_spool.npy`    int32[items]          index of the spool a sequence lies in
+`item_start.npy`    int64[items]          its first token in that spool
+`item_length.npy`   int32[items]          stored tokens taken from the spool, padding excluded
+`bin_offsets.npy`   int64[bins + 1]       CSR over `bin_items`
+`bin_items.npy`     int64[items]          item numbers, bin by bin
+`shard_bins.npy`    int64[shards + 1]     which bins a shard holds
+==================  ====================  ========================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.run import Receipt, RowLedger
+from schemas.sft import Count, Overflow, PackConfig
+from tasks.sft.packing import pack
+from tasks.sft.splits import in_split, repeated
+from tasks.sft.spool import Spool, open_spools, write_array
+from tasks.store.layout import stage_folder
+from tasks.store.rejects import RejectWriter
+
+_ARRAYS = ("item_spool", "item_start", "item_length", "bin_offsets", "bin_items", "shard_bins")
+
+
+@dataclass(frozen=True)
+class PlanWork:
+    """One data set and split.
+
+    Attributes:
+        spool_stages: stage hashes of the data set's spools, in part order.
+        source_files: for each spool, the input files its rows name.
+        low, high: the split's interval of [0, 1).
+    """
+
+    task: ClassVar[str] = "plan"
+    part: ClassVar[int] = 0
+    output_dir: str
+    stage: str
+    spool_stages: tuple[str, ...]
+    source_files: tuple[tuple[str, ...], ...]
+    low: float
+    high: float
+    seed: int
+    deduplicate: bool
+    pack: PackConfig
+    shard_tokens: int
+
+
+@dataclass
+class _Items:
+    """Sequences to pack: int32[n], int64[n], int64[n]."""
+
+    spool: NDArray[np.int32]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+
+
+def longest_stored(pack_config: PackConfig) -> int:
+    """The longest sequence, in stored tokens, that fits a bin, padding included.
+
+    >>> longest_stored(PackConfig(size=4096)), longest_stored(PackConfig(size=4096, count="stored"))
+    (4097, 4096)
+    """
+    room = pack_config.size - (0 if pack_config.count is Count.RUNTIME else 1)
+    multiple = pack_config.pad_to_multiple
+    return room // multiple * multiple + 1
+
+
+def padded_length(lengths: NDArray[np.int64], multiple: int) -> NDArray[np.int64]:
+    """Stored lengths after padding the runtime length, L - 1, up to a multiple.
+
+    >>> padded_length(np.array([2, 9, 10]), 8).tolist()
+    [9, 9, 17]
+    """
+    return -(-(lengths - 1) // multiple) * multiple + 1
+
+
+def plan_packs(work: PlanWork) -> Receipt:
+    """Choose the split's sequences, pack them, cut the bins into shards.
+
+    Raises:
+        IntegrityError: spool files disagree with each other.
+        StorageError: the plan cannot be written.
+    """
+    root = Path(work.output_dir)
+    folder = stage_folder(root, work.stage)
+    with (
+        open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools,
+        RejectWriter(folder / "rejects.parquet") as rejects,
+    ):
+        items, ledger, overflow = _select(work, spools, rejects)
+        arrays, statistics = _pack(work, items)
+        records = [write_array(folder / f"{name}.npy", arrays[name], root) for name in _ARRAYS]
+        records += rejects.finish(root)
+    return Receipt(
+        task=work.task,
+        stage=work.stage,
+        part=work.part,
+        files=tuple(records),
+        ledger=ledger,
+        statistics={**statistics, **overflow},
+    )
+
+
+def _select(
+    work: PlanWork, spools: Sequence[Spool], rejects: RejectWriter
+) -> tuple[_Items, RowLedger, dict[str, int]]:
+    """The sequences of this split after deduplication and the overflow rule, and where its rows went."""
+    digests = np.concatenate([spool.row_digest for spool in spools])
+    duplicate = repeated(digests) if work.deduplicate else np.zeros(len(digests), dtype=bool)
+    chosen: list[_Items] = []
+    counts: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
+    overflow: Counter[str] = Counter()
+    first = 0
+    for index, spool in enumerate(spools):
+        num_rows = len(spool.row_number)
+        inside = in_split(spool.row_group, work.seed, work.low, work.high)
+        again = duplicate[first : first + num_rows] & inside
+        first += num_rows
+        keep = inside & ~again
+        items = _fit(work.pack, index, spool, keep[spool.seq_row], overflow)
+        used = np.zeros(num_rows, dtype=bool)
+        used[items.pop("row")] = True
+        lost = keep & ~used
+        reason = "over_long" if work.pack.overflow is Overflow.DROP else "no_trained_token_in_pack_size"
+        for row in np.flatnonzero(lost).tolist():
+            name = work.source_files[index][int(spool.row_file[row])]
+            rejects.add(name, int(spool.row_number[row]), reason, f"pack.size is {work.pack.size}")
+        rejected[reason] += int(lost.sum())
+        counts.update(rows_in=int(inside.sum()), duplicates=int(again.sum()), rows_used=int(used.sum()))
+        chosen.append(_Items(**items))
+    ledger = RowLedger(**counts, rejected={k: n for k, n in rejected.items() if n})
+    merged = _Items(
+        np.concatenate([items.spool for items in chosen]),
+        np.concatenate([items.start for items in chosen]),
+        np.concatenate([items.length for items in chosen]),
+    )
+    return merged, ledger, {f"sequences_{key}": overflow[key] for key in ("truncated", "dropped", "split")}
+
+
+def _fit(
+    config: PackConfig, index: int, spool: Spool, keep: NDArray[np.bool_], overflow: Counter[str]
+) -> dict[str, Any]:
+    """Apply the overflow rule to the kept sequences of one spool."""
+    longest = longest_stored(config)
+    sequences = np.flatnonzero(keep)
+    start = spool.offsets[sequences]
+    length = spool.offsets[sequences + 1] - start
+    row = spool.seq_row[sequences]
+    over = length > longest
+    if over.any():
+        if config.overflow is Overflow.DROP:
+            good = ~over
+        else:
+            start, length, row, cut = _cut(start, length, row, over, longest, config.overflow)
+            good = ~cut
+            good[cut] = _has_trained(spool, start[cut], length[cut])
+            overflow["truncated" if config.overflow is Overflow.TRUNCATE else "split"] += int(over.sum())
+        overflow["dropped"] += int((~good).sum())
+        start, length, row = start[good], length[good], row[good]
+    return {"spool": np.full(len(start), index, np.int32), "start": start, "length": length, "row": row}
+
+
+def _cut(
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    row: NDArray[np.int32],
+    over: NDArray[np.bool_],
+    longest: int,
+    overflow: Overflow,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+    """Long sequences cut down to `longest`, or into chunks; the last array says which pieces were cut.
+
+    Chunks overlap by one token: its label is the first one the next chunk cannot train, so with the overlap
+    every label is trained exactly once.
+    """
+    if overflow is Overflow.TRUNCATE:
+        return start, np.minimum(length, longest), row, over
+    step = longest - 1
+    chunks = np.where(over, -(-(length - 1) // step), 1)
+    within = np.arange(int(chunks.sum())) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+    chunk_start = np.repeat(start, chunks) + within * step
+    chunk_length = np.minimum(np.repeat(length, chunks) - within * step, longest)
+    return chunk_start, chunk_length, np.repeat(row, chunks), np.repeat(over, chunks)
+
+
+def _has_trained(spool: Spool, start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.bool_]:
+    mask = spool.loss_mask
+    pairs = zip(start.tolist(), length.tolist(), strict=True)
+    # The last entry of a cut sequence has no label and will be set to 0.
+    return np.fromiter((mask[s : s + n - 1].any() for s, n in pairs), dtype=bool, count=len(start))
+
+
+def _pack(work: PlanWork, items: _Items) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    config = work.pack
+    stored = padded_length(items.length, config.pad_to_multiple)
+    runtime = stored - 1
+    cost = runtime if config.count is Count.RUNTIME else stored
+    # The stage hash holds seed and content: every split of every data set draws from its own stream.
+    packing = pack(cost, config.size, order=config.order.value, seed=int(work.stage, 16))
+    bin_items = packing.bin_items.astype(np.int64)
+    per_bin = np.diff(packing.bin_offsets)
+    shard_bins = _shards(_bin_sums(stored, bin_items, packing.bin_offsets), work.shard_tokens)
+    arrays = {
+        "item_spool": items.spool,
+        "item_start": items.start,
+        "item_length": items.length.astype(np.int32),
+        "bin_offsets": packing.bin_offsets.astype(np.int64),
+        "bin_items": bin_items,
+        "shard_bins": shard_bins,
+    }
+    runtime_bins = _bin_sums(runtime, bin_items, packing.bin_offsets)
+    bins = len(per_bin)
+    statistics = {
+        "bins": bins,
+        "shards": len(shard_bins) - 1,
+        "sequences": len(stored),
+        "tokens": int(stored.sum()),
+        "padding_tokens": int((stored - items.length).sum()),
+        "shard_bins": shard_bins.tolist(),
+        # The names trainers read; all lengths are runtime lengths.
+        "max_samples_per_bin": int(per_bin.max(initial=0)),
+        "dataset_max_seqlen": int(runtime.max(initial=0)),
+        "min_packed_seqlen": int(runtime_bins.min(initial=config.size)) if bins else 0,
+        "packing_factor": round(len(stored) / bins, 4) if bins else 0.0,
+        "packing_efficiency": round(100 * int(runtime.sum()) / (bins * config.size), 4) if bins else 0.0,
+        "pack_size": config.size,
+    }
+    return arrays, statistics
+
+
+def _bin_sums(
+    values: NDArray[np.int64], bin_items: NDArray[np.int64], bin_offsets: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    totals = np.concatenate((np.zeros(1, np.int64), np.cumsum(values[bin_items])))
+    return np.diff(totals[bin_offsets])
+
+
+def _shards(bin_tokens: NDArray[np.int64], shard_tokens: int) -> NDArray[np.int64]:
+    """Cut bins into shards; a shard is closed by the bin that brings it to `shard_tokens`.
+
+    >>> _shards(np.array([5, 5, 5, 5, 5]), 10).tolist()
+    [0, 2, 4, 5]
+    """
+    totals = np.cumsum(bin_tokens)
+    cuts = [0]
+    while cuts[-1] < len(totals):
+        done = int(totals[cuts[-1] - 1]) if cuts[-1] else 0
+        cuts.append(min(int(np.searchsorted(totals, done + shard_tokens)) + 1, len(totals)))
+    return np.array(cuts, dtype=np.int64)

@@ -1,0 +1,180 @@
+"""From stage files to a published run: links under their names, blend.json, pack metadata, manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
+from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS
+from tasks.sft.write import shard_name
+from tasks.store.environment import environment, versions
+from tasks.store.fingerprint import check_unchanged
+from tasks.store.publish import commit_run, fill_run, publishing
+
+_METADATA_KEYS = (
+    "max_samples_per_bin",
+    "dataset_max_seqlen",
+    "min_packed_seqlen",
+    "packing_factor",
+    "packing_efficiency",
+    "pack_size",
+)
+
+
+@dataclass(frozen=True)
+class PackedSplit:
+    """What one data set has in one split.
+
+    Attributes:
+        dataset: its name; `weight` its weight in the blend; `pack_hash` names its folder.
+        split: `train`, `valid` or `test`.
+        plan: the plan's receipt; `shards` the write receipts in shard order.
+    """
+
+    dataset: str
+    weight: float
+    pack_hash: str
+    split: str
+    plan: Receipt
+    shards: tuple[Receipt, ...]
+
+    @property
+    def folder(self) -> str:
+        return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
+
+    def files(self) -> list[FileRecord]:
+        return [record for receipt in self.shards for record in receipt.files]
+
+
+@dataclass
+class View:
+    """The files of a run folder.
+
+    Attributes:
+        links: published path to the stage file it is a second name of.
+        symlinks: published path to relative target.
+        documents: published path to the bytes of a small file.
+    """
+
+    links: dict[str, FileRecord] = field(default_factory=dict)
+    symlinks: dict[str, str] = field(default_factory=dict)
+    documents: dict[str, bytes] = field(default_factory=dict)
+
+
+def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]) -> View:
+    """Names for every shard and reject file, blend.json and the pack metadata.
+
+    Args:
+        packed: every data set and split with at least one bin, splits and data sets in configuration order.
+        rejects: published name (below `rejects/`) to reject file.
+    """
+    view = View()
+    blend: dict[str, list[str]] = {}
+    metadata: dict[str, list[dict[str, Any]]] = {}
+    positions: dict[str, int] = {}
+    for entry in packed:
+        bins = [end - start for start, end in _pairs(entry.plan.statistics["shard_bins"])]
+        for shard, record in enumerate(entry.files()):
+            path = f"{entry.folder}/{shard_name(shard)}"
+            view.links[path] = record
+            position = positions.get(entry.split, 0)
+            positions[entry.split] = position + 1
+            link = f"{SPLITS}/{entry.split}/{position:06d}__{entry.dataset}__{shard_name(shard)}"
+            view.symlinks[link] = f"../../{path}"
+            share = entry.weight * bins[shard] / sum(bins)
+            blend.setdefault(entry.split, []).extend([f"{share:.12g}", path.removesuffix(".parquet")])
+        metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in _METADATA_KEYS})
+    view.links.update({f"rejects/{name}": record for name, record in rejects.items()})
+    view.documents[BLEND] = _json(blend)
+    for split, entries in metadata.items():
+        view.documents[f"pack_metadata/{split}.json"] = _json(entries)
+    return view
+
+
+def _pairs(edges: list[int]) -> list[tuple[int, int]]:
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class PublishWork:
+    """A validated run, ready to be seen.
+
+    Attributes:
+        output_dir: root of the run layout.
+        run_hash: the run's name.
+        packed: every data set and split with at least one bin.
+        rejects: published name to reject file.
+        ledger: of the whole run.
+        stages: what each stage was, for lineage.
+        config: the resolved configuration as JSON.
+        inputs: fingerprints of every input file.
+        seen: what each input looked like when it was hashed.
+    """
+
+    output_dir: str
+    run_hash: str
+    packed: tuple[PackedSplit, ...]
+    rejects: dict[str, FileRecord]
+    ledger: RowLedger
+    stages: dict[str, str]
+    config: str
+    inputs: tuple[InputRecord, ...]
+    seen: dict[str, list[int]]
+
+
+def publish_run(work: PublishWork) -> RunManifest:
+    """Fill the run folder, write its manifest, move `latest`.
+
+    Raises:
+        InputError: an input changed since it was hashed; nothing is published.
+        StorageError: a file cannot be linked or written.
+    """
+    check_unchanged(work.seen)
+    root = Path(work.output_dir)
+    view = published_view(work.packed, work.rejects)
+    notes = {
+        "config.json": work.config.encode() + b"\n",
+        "inputs.json": _json([record.model_dump() for record in work.inputs]),
+    }
+    with publishing(root, work.run_hash):
+        outputs = fill_run(root, work.run_hash, view.links, view.symlinks, view.documents, notes)
+        manifest = RunManifest(
+            flow=FLOW,
+            run_hash=work.run_hash,
+            outputs=outputs,
+            links=view.symlinks,
+            ledger=work.ledger,
+            statistics=run_statistics(work.packed),
+            stages=work.stages,
+            versions=versions(),
+            environment=environment(),
+        )
+        commit_run(root, manifest, PUBLISHED)
+    return manifest
+
+
+def run_statistics(packed: Sequence[PackedSplit]) -> dict[str, Any]:
+    """Totals of the run, and what each data set has in each split."""
+    splits: dict[str, dict[str, Any]] = {}
+    totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0, "padding_tokens": 0}
+    for entry in packed:
+        plan = entry.plan.statistics
+        counts = {
+            name: int(plan[name]) for name in ("bins", "sequences", "tokens", "padding_tokens", "shards")
+        }
+        counts["trained_tokens"] = sum(int(shard.statistics["trained_tokens"]) for shard in entry.shards)
+        totals = {name: totals[name] + counts[name] for name in totals}
+        splits.setdefault(entry.split, {})[entry.dataset] = {
+            **counts,
+            **{name: plan[name] for name in _METADATA_KEYS},
+            **{name: plan[name] for name in plan if name.startswith("sequences_")},
+        }
+    return {**totals, "splits": splits}

@@ -1,0 +1,172 @@
+"""The token spool: what tokenizing leaves for every packing, memory-mapped and bounded in memory.
+
+A spool is a set of little-endian files in its stage folder, sequences in input order:
+
+=================  =======================  =====================================================
+file               content                  meaning
+=================  =======================  =====================================================
+`tokens.i32`       int32[tokens]            all sequences, one after the other
+`loss_mask.u8`     uint8[tokens]            shifted: entry j says whether token j + 1 is trained
+`offsets.npy`      int64[sequences + 1]     where each sequence starts in the two files above
+`seq_row.npy`      int32[sequences]         which row each sequence came from; non-decreasing
+`row_file.npy`     int32[rows]              index into the receipt's `files`
+`row_number.npy`   int64[rows]              0-based line or row in that file
+`row_digest.npy`   uint64[rows, 2]          digest of the conversation, for deduplication
+`row_group.npy`    uint64[rows]             digest of what decides the split
+=================  =======================  =====================================================
+
+The split, the pack size and everything after are no business of the spool, so changing them re-uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import IntegrityError
+from schemas.run import FileRecord
+from tasks.store.atomic import AtomicFile, write_file
+
+TOKENS = "tokens.i32"
+LOSS_MASK = "loss_mask.u8"
+_ARRAYS = ("offsets", "seq_row", "row_file", "row_number", "row_digest", "row_group")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a batch of rows came from; see the module's table for shapes and dtypes."""
+
+    file: NDArray[np.int32]
+    number: NDArray[np.int64]
+    digest: NDArray[np.uint64]
+    group: NDArray[np.uint64]
+
+
+class SpoolWriter:
+    """Appends batches of sequences to a spool; nothing is visible before `finish`.
+
+    Args:
+        folder: the stage folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._tokens = self._stack.enter_context(AtomicFile(folder / TOKENS))
+        self._mask = self._stack.enter_context(AtomicFile(folder / LOSS_MASK))
+        self._lengths: list[NDArray[np.int64]] = []
+        self._seq_rows: list[NDArray[np.int32]] = []
+        self._rows: list[Rows] = []
+        self._num_rows = 0
+
+    def append(
+        self,
+        tokens: NDArray[np.int32],
+        loss_mask: NDArray[np.uint8],
+        lengths: NDArray[np.int64],
+        seq_row: NDArray[np.int32],
+        rows: Rows,
+    ) -> None:
+        """Add sequences; `seq_row` counts from the first row of this batch."""
+        self._tokens.write(np.ascontiguousarray(tokens, dtype="<i4"))
+        self._mask.write(np.ascontiguousarray(loss_mask))
+        self._lengths.append(lengths)
+        self._seq_rows.append(seq_row + np.int32(self._num_rows))
+        self._rows.append(rows)
+        self._num_rows += len(rows.number)
+
+    def finish(self, root: Path) -> list[FileRecord]:
+        """Commit every file; returns their records relative to `root`."""
+        self._stack.close()
+        lengths = _concatenate(self._lengths, np.int64)
+        arrays = {
+            "offsets": np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
+            "seq_row": _concatenate(self._seq_rows, np.int32),
+            "row_file": _concatenate([rows.file for rows in self._rows], np.int32),
+            "row_number": _concatenate([rows.number for rows in self._rows], np.int64),
+            "row_digest": _concatenate([rows.digest for rows in self._rows], np.uint64, (0, 2)),
+            "row_group": _concatenate([rows.group for rows in self._rows], np.uint64),
+        }
+        records = [self._tokens.record(root), self._mask.record(root)]
+        records += [write_array(self._folder / f"{name}.npy", arrays[name], root) for name in _ARRAYS]
+        return records
+
+    def __enter__(self) -> SpoolWriter:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._stack.__exit__(*exc_info)
+
+
+def _concatenate(parts: list[Any], dtype: Any, empty: tuple[int, ...] = (0,)) -> Any:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(empty, dtype)
+
+
+def write_array(path: Path, array: NDArray[Any], root: Path) -> FileRecord:
+    """Write an array as `.npy` (no pickle) atomically; returns its record relative to `root`."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
+    return write_file(path, buffer.getvalue()).record(root)
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """A `.npy` file as a read-only memory map; never unpickles."""
+    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+class Spool:
+    """A spool opened for reading.
+
+    Attributes:
+        offsets, seq_row, row_file, row_number, row_digest, row_group: as in the module's table.
+        tokens: int32[tokens], loss_mask: uint8[tokens]; memory-mapped.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.offsets, self.seq_row, self.row_file, self.row_number, self.row_digest, self.row_group = (
+            read_array(folder / f"{name}.npy") for name in _ARRAYS
+        )
+        self._maps: list[mmap.mmap] = []
+        self.tokens: NDArray[np.int32] = self._map(folder / TOKENS, "<i4")
+        self.loss_mask: NDArray[np.uint8] = self._map(folder / LOSS_MASK, "u1")
+        if not len(self.tokens) == len(self.loss_mask) == int(self.offsets[-1]):
+            raise IntegrityError(
+                f"spool files disagree: {len(self.tokens)} tokens, {len(self.loss_mask)} mask entries, "
+                f"{int(self.offsets[-1])} by offsets; remove the stage folder and run again",
+                code="broken_spool",
+                where=str(folder),
+            )
+
+    def _map(self, path: Path, dtype: str) -> NDArray[Any]:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                return np.zeros(0, dtype)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._maps.append(mapped)
+        return np.frombuffer(mapped, dtype=dtype)
+
+    def release_pages(self) -> None:
+        """Give mapped pages back: a scattered read would otherwise keep the whole spool resident."""
+        for mapped in self._maps:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def open_spools(folders: list[Path]) -> Iterator[list[Spool]]:
+    """Open several spools; their maps are dropped with the last array that uses them."""
+    spools = [Spool(folder) for folder in folders]
+    try:
+        yield spools
+    finally:
+        for spool in spools:
+            spool.release_pages()

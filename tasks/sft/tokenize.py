@@ -1,0 +1,265 @@
+"""Rows to token spool: read, filter, normalise, render, encode, and account for every row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from schemas.canonical import canonical_json
+from schemas.run import Receipt, RowLedger
+from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
+from tasks.sft.dialects import Conversation, normalise
+from tasks.sft.masks import Sample, samples
+from tasks.sft.spool import Rows, SpoolWriter
+from tasks.sft.tokenizer import ChatTokenizer, Encoded, load_tokenizer
+from tasks.sft.tokenizer_source import TokenizerSource
+from tasks.store.layout import stage_folder
+from tasks.store.readers import RowFault, read_rows
+from tasks.store.rejects import RejectWriter, RowRejected
+from tasks.store.segments import Segment
+
+
+@dataclass(frozen=True)
+class TokenizeWork:
+    """One part of one data set.
+
+    Attributes:
+        output_dir: root of the run layout.
+        stage: stage hash of this part; a part has a stage of its own, so that a new file re-makes only the
+            parts it touches, and its receipt is always number 0 there.
+        segments: pieces of input files, read in this order.
+        dataset: dialect, field names and row filter.
+        source, tokenizer: the tokenizer and its settings.
+        train_on: which tokens carry loss.
+    """
+
+    task: ClassVar[str] = "tokenize"
+    part: ClassVar[int] = 0
+    output_dir: str
+    stage: str
+    segments: tuple[Segment, ...]
+    dataset: DatasetConfig
+    source: TokenizerSource
+    tokenizer: TokenizerConfig
+    train_on: TrainOn
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that has samples to encode."""
+
+    file: int
+    number: int
+    digest: bytes
+    group: bytes
+    samples: list[Sample]
+
+
+def tokenize_part(work: TokenizeWork) -> Receipt:
+    """Tokenize one part into a spool in its stage folder.
+
+    Raises:
+        InputError: an input file is unreadable or truncated.
+        StorageError: the spool cannot be written.
+    """
+    root = Path(work.output_dir)
+    folder = stage_folder(root, work.stage)
+    tokenizer = load_tokenizer(work.source, work.tokenizer)
+    names = list(dict.fromkeys(segment.name for segment in work.segments))
+    part = _Part(work, tokenizer, names)
+    with SpoolWriter(folder) as spool, RejectWriter(folder / "rejects.parquet") as rejects:
+        for segment in work.segments:
+            for batch in read_rows(segment):
+                part.process(batch, segment.name, spool, rejects)
+        records = spool.finish(root) + rejects.finish(root)
+    return part.receipt(records)
+
+
+class _Part:
+    """The running totals of one part."""
+
+    def __init__(self, work: TokenizeWork, tokenizer: ChatTokenizer, names: list[str]) -> None:
+        self._work = work
+        self._tokenizer = tokenizer
+        self._files = {name: index for index, name in enumerate(names)}
+        self._rows_in = self._filtered = self._used = 0
+        self._rejected: Counter[str] = Counter()
+        self._lengths: Counter[int] = Counter()
+        self._sequences = self._tokens = self._trained = self._longest = 0
+
+    def process(
+        self, batch: Iterable[tuple[int, Any]], name: str, spool: SpoolWriter, rejects: RejectWriter
+    ) -> None:
+        rows: list[_Row] = []
+        for number, value in batch:
+            self._rows_in += 1
+            try:
+                row = self._prepare(self._files[name], number, value)
+            except RowRejected as rejected:
+                self._reject(rejects, name, number, rejected.reason, rejected.detail)
+                continue
+            if row is None:
+                self._filtered += 1
+            else:
+                rows.append(row)
+        if rows:
+            self._encode(rows, name, spool, rejects)
+
+    def _prepare(self, file: int, number: int, value: Any) -> _Row | None:
+        """The row ready for encoding, or `None` if the row filter drops it."""
+        if isinstance(value, RowFault):
+            raise RowRejected(value.reason, value.detail)
+        dataset = self._work.dataset
+        if dataset.where and not _matches(value, dataset.where):
+            return None
+        conversation = normalise(value, dataset.dialect, dataset.fields)
+        digest = _digest([conversation.messages, conversation.tools])
+        group = digest[:8]
+        if dataset.fields.group is not None:
+            if value.get(dataset.fields.group) is None:
+                raise RowRejected("missing_group", f"the row has no {dataset.fields.group!r}")
+            group = _digest(value[dataset.fields.group])[:8]
+        messages, tools, literals = self._tokenizer.escaper.escape(conversation.messages, conversation.tools)
+        found = samples(
+            self._tokenizer.template, Conversation(messages, tools), self._work.train_on, literals
+        )
+        return _Row(file, number, digest, group, found)
+
+    def _encode(self, rows: list[_Row], name: str, spool: SpoolWriter, rejects: RejectWriter) -> None:
+        encoded = self._tokenizer.encode([sample for row in rows for sample in row.samples])
+        seq_row = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row.samples) for row in rows])
+        loss_mask = shifted_mask(encoded.trained, encoded.lengths)
+        trained = _sums(loss_mask, encoded.lengths)
+        keep = trained > 0
+        if not keep.all():
+            encoded, loss_mask, seq_row = _keep_sequences(encoded, loss_mask, seq_row, keep)
+            used = np.zeros(len(rows), dtype=bool)
+            used[seq_row] = True
+            for row, is_used in zip(rows, used, strict=True):
+                if not is_used:
+                    self._reject(rejects, name, row.number, "no_trained_token", "no token would carry loss")
+            seq_row = (np.cumsum(used, dtype=np.int32) - 1)[seq_row].astype(np.int32)
+            rows = [row for row, is_used in zip(rows, used, strict=True) if is_used]
+        self._count(encoded.lengths, int(trained.sum()), len(rows))
+        spool.append(encoded.tokens, loss_mask, encoded.lengths, seq_row, _row_table(rows))
+
+    def _count(self, lengths: NDArray[np.int64], trained: int, rows: int) -> None:
+        self._used += rows
+        self._sequences += len(lengths)
+        self._tokens += int(lengths.sum())
+        self._trained += trained
+        self._longest = max(self._longest, int(lengths.max(initial=0)))
+        classes, counts = np.unique(np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), return_counts=True)
+        self._lengths.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
+
+    def _reject(self, rejects: RejectWriter, name: str, row: int, reason: str, detail: str) -> None:
+        self._rejected[reason] += 1
+        rejects.add(name, row, reason, detail)
+
+    def receipt(self, records: list[Any]) -> Receipt:
+        ledger = RowLedger(
+            rows_in=self._rows_in,
+            rows_used=self._used,
+            filtered=self._filtered,
+            rejected=dict(sorted(self._rejected.items())),
+        )
+        statistics = {
+            "sequences": self._sequences,
+            "tokens": self._tokens,
+            "trained_tokens": self._trained,
+            "longest_sequence": self._longest,
+            "lengths_up_to_power_of_2": {str(k): n for k, n in sorted(self._lengths.items())},
+            "source_files": list(self._files),
+            "vocabulary_size": self._tokenizer.vocabulary_size,
+            "eos_id": self._tokenizer.eos_id,
+            "tokenizer_digest": self._tokenizer.digest,
+        }
+        work = self._work
+        return Receipt(
+            task=work.task, stage=work.stage, part=work.part, files=tuple(records), ledger=ledger,
+            statistics=statistics,
+        )  # fmt: skip
+
+
+def shifted_mask(trained: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The stored mask: entry j is the flag of token j + 1, and 0 at each sequence's end.
+
+    Args:
+        trained: uint8[total], 1 where the token itself is trained.
+        lengths: int64[num_sequences], all above 0.
+
+    >>> shifted_mask(np.array([0, 1, 1, 1, 1], np.uint8), np.array([3, 2])).tolist()
+    [1, 1, 0, 1, 0]
+    """
+    stored = np.zeros_like(trained)
+    if not len(stored):
+        return stored
+    stored[:-1] = trained[1:]
+    stored[np.cumsum(lengths) - 1] = 0
+    return stored
+
+
+def _sums(values: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    totals = np.concatenate((np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)))
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return np.diff(totals[ends])
+
+
+def _keep_sequences(
+    encoded: Encoded, loss_mask: NDArray[np.uint8], seq_row: NDArray[np.int32], keep: NDArray[np.bool_]
+) -> tuple[Encoded, NDArray[np.uint8], NDArray[np.int32]]:
+    tokens = np.repeat(keep, encoded.lengths)
+    kept = Encoded(encoded.tokens[tokens], encoded.trained[tokens], encoded.lengths[keep])
+    return kept, loss_mask[tokens], seq_row[keep]
+
+
+def _row_table(rows: list[_Row]) -> Rows:
+    digests = np.frombuffer(b"".join(row.digest for row in rows), dtype="<u8").reshape(-1, 2)
+    return Rows(
+        file=np.array([row.file for row in rows], dtype=np.int32),
+        number=np.array([row.number for row in rows], dtype=np.int64),
+        digest=digests.astype(np.uint64),
+        group=np.frombuffer(b"".join(row.group for row in rows), dtype="<u8").astype(np.uint64),
+    )
+
+
+def _digest(value: Any) -> bytes:
+    """128-bit digest of plain JSON data, independent of key order."""
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # orjson stops at 64-bit integers and at lone surrogates; only the second is a fault.
+        data = canonical_json(value)
+        _refuse_surrogates(value)
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _refuse_surrogates(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise RowRejected("lone_surrogate", "the text holds half of a UTF-16 pair") from None
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_surrogates(key)
+            _refuse_surrogates(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_surrogates(item)
+
+
+def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
+    for field, wanted in where.items():
+        value = row.get(field)
+        if not (wanted in value if isinstance(value, list) else value == wanted):
+            return False
+    return True

@@ -1,0 +1,103 @@
+"""Packed shards: the bins of a plan, gathered from the spools and written block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from schemas.errors import ConfigError
+from schemas.run import FileRecord, Receipt
+from schemas.sft import PackConfig, StorageConfig
+from tasks.sft.packed import PackPlan, gather
+from tasks.sft.parquet_writer import ParquetShardWriter, shard_metadata
+from tasks.sft.spool import Spool, open_spools
+from tasks.store.layout import stage_folder
+
+# About 16 MB of tokens and mask a block: large enough to amortise Python, small enough to stay in memory.
+_BLOCK_TOKENS = 1 << 22
+_RELEASE_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class WriteWork:
+    """A run of shards of one data set and split.
+
+    Attributes:
+        plan_stage: stage hash of the plan.
+        spool_stages: stage hashes of the spools the plan refers to.
+        first_shard, end_shard: which shards of the plan.
+        eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
+    """
+
+    task: ClassVar[str] = "write"
+    output_dir: str
+    stage: str
+    part: int
+    plan_stage: str
+    spool_stages: tuple[str, ...]
+    first_shard: int
+    end_shard: int
+    pack: PackConfig
+    storage: StorageConfig
+    eos_id: int | None
+    tokenizer_digest: str
+    vocabulary_size: int
+
+
+def shard_name(shard: int) -> str:
+    """File name of a shard."""
+    return f"shard_{shard:06d}.parquet"
+
+
+def write_shards(work: WriteWork) -> Receipt:
+    """Write the shards of `work` into its stage folder.
+
+    Raises:
+        ConfigError: padding is asked for and the tokenizer has no end-of-sequence token.
+        StorageError: a shard cannot be written.
+    """
+    if work.pack.pad_to_multiple > 1 and work.eos_id is None:
+        raise ConfigError(
+            f"padding to a multiple of {work.pack.pad_to_multiple} needs an end-of-sequence token, and the "
+            "tokenizer has none; set eos_token in its tokenizer_config.json or pad_to_multiple: 1",
+            where="pack.pad_to_multiple",
+        )
+    root = Path(work.output_dir)
+    folder = stage_folder(root, work.stage)
+    plan = PackPlan(stage_folder(root, work.plan_stage))
+    records: list[FileRecord] = []
+    totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0}
+    with open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools:
+        for shard in range(work.first_shard, work.end_shard):
+            record, counts = _write_shard(work, plan, spools, shard, folder / shard_name(shard))
+            records.append(record)
+            totals = {name: totals[name] + counts[name] for name in totals}
+    statistics: dict[str, Any] = {**totals, "first_shard": work.first_shard, "end_shard": work.end_shard}
+    return Receipt(
+        task=work.task, stage=work.stage, part=work.part, files=tuple(records), statistics=statistics
+    )
+
+
+def _write_shard(
+    work: WriteWork, plan: PackPlan, spools: list[Spool], shard: int, path: Path
+) -> tuple[FileRecord, dict[str, int]]:
+    metadata = shard_metadata(work.pack, work.tokenizer_digest, work.vocabulary_size)
+    first, end = int(plan.shard_bins[shard]), int(plan.shard_bins[shard + 1])
+    rows = work.storage.row_group_size
+    # Blocks are whole row groups, so that their size never shows in the file.
+    block_bins = max(1, _BLOCK_TOKENS // (work.pack.size * rows)) * rows
+    counts = {"bins": end - first, "sequences": 0, "tokens": 0, "trained_tokens": 0}
+    with ParquetShardWriter(path, work.storage, metadata) as writer:
+        for number, start in enumerate(range(first, end, block_bins)):
+            stop = min(start + block_bins, end)
+            bins = gather(plan, spools, start, stop, work.pack.pad_to_multiple, work.eos_id or 0)
+            writer.write_block(bins)
+            counts["sequences"] += len(bins.seq_starts)
+            counts["tokens"] += len(bins.input_ids)
+            counts["trained_tokens"] += int(bins.loss_mask.sum(dtype="int64"))
+            if number % _RELEASE_BLOCKS == _RELEASE_BLOCKS - 1:
+                for spool in spools:
+                    spool.release_pages()
+        writer.finalize()
+    return writer.record(Path(work.output_dir)), counts

@@ -1,0 +1,173 @@
+"""A file appears whole or not at all: temporary name in the same folder, fsync, `os.replace`.
+
+Temporary names are `.tmp-{name}.{host}.{pid}`, so a leftover of a killed process on this host is recognised
+by its dead process and removed by the next writer of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from schemas.errors import StorageError
+from schemas.run import FileRecord
+
+TEMP_PREFIX = ".tmp-"
+_HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
+    """Turn an `OSError` on the output side into one readable `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot {doing}: {error.strerror or error}; check free space and permissions of the output folder",
+            where=str(path),
+        ) from error
+
+
+class AtomicFile:
+    """A file being written: hashed while written, renamed into place by `commit`.
+
+    Usable wherever a writable binary file is (pyarrow's `PythonFile` included). Leaving the `with` block by
+    an exception removes the temporary file.
+
+    Raises:
+        StorageError: creating, writing, syncing or renaming failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self._sha256 = hashlib.sha256()
+        self._temporary = path.with_name(f"{TEMP_PREFIX}{path.name}.{_HOST}.{os.getpid()}")
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(path)
+            self._file = self._temporary.open("wb")
+
+    def write(self, data: Any) -> int:
+        """Append a bytes-like object; returns its size in bytes."""
+        view = memoryview(data).cast("B")
+        with storage_errors(self.path):
+            self._file.write(view)
+        self._sha256.update(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        with storage_errors(self.path):
+            self._file.flush()
+
+    def tell(self) -> int:
+        return self.bytes
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        # pyarrow closes what it is given; the file stays open until commit so that it can be synced.
+        pass
+
+    def commit(self) -> None:
+        """Sync the data, then make the file visible under its final name."""
+        with storage_errors(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self.path)
+            _sync_folder(self.path.parent)
+
+    def record(self, root: Path) -> FileRecord:
+        """Size and digest of what was written, with the path relative to `root`."""
+        relative = self.path.relative_to(root).as_posix()
+        return FileRecord(path=relative, bytes=self.bytes, sha256=self._sha256.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+            return
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
+
+
+def write_file(path: Path, data: bytes) -> AtomicFile:
+    """Write `data` to `path` atomically; the returned file knows its record."""
+    with AtomicFile(path) as file:
+        file.write(data)
+    return file
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give `source` a second name: a hard link, or an atomic copy where links are impossible."""
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f"{TEMP_PREFIX}{target.name}.{_HOST}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.hardlink_to(source)
+        except OSError:
+            _copy(source, target)
+        else:
+            temporary.replace(target)
+            # rename is a no-op between two names of one inode, and then leaves the temporary name behind.
+            temporary.unlink(missing_ok=True)
+
+
+def swap_symlink(link: Path, target: str) -> None:
+    """Point `link` at `target` in one step; readers see the old target or the new one."""
+    with storage_errors(link):
+        temporary = link.with_name(f"{TEMP_PREFIX}{link.name}.{_HOST}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(link)
+        _sync_folder(link.parent)
+
+
+def _copy(source: Path, target: Path, block_bytes: int = 1 << 22) -> None:
+    with AtomicFile(target) as out, source.open("rb") as file:
+        while block := file.read(block_bytes):
+            out.write(block)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of `path` that dead processes of this host left behind."""
+    for leftover in path.parent.glob(f"{TEMP_PREFIX}{path.name}.{_HOST}.*"):
+        pid = leftover.name.rpartition(".")[2]
+        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

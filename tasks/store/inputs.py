@@ -1,0 +1,190 @@
+"""From a path in a configuration to the files it stands for, in an order that every machine agrees on.
+
+A path is a file, a folder (read recursively) or a glob. A file's `name` is what ledgers, rejects and hashes
+call it: relative to the data set's root and with `/`, so a data set that moves keeps its names. Files are
+sorted by the bytes of their name, never by listing order. Folders are entered once even if links lead to
+them twice, which also ends link loops. Nothing is left out in silence except what is hidden (`.` or `_`
+in front) or of another kind; a dangling link is an error, not an empty file.
+
+Importing this module costs nothing: the check for a finished run lists inputs before it loads anything.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from schemas.errors import ConfigError, InputError
+
+PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
+_WILD = frozenset("*?[")
+_HIDDEN = "._"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """An input file: where it is, what it is called, and its size in bytes."""
+
+    path: Path
+    name: str
+    bytes: int
+
+
+def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile, ...]:
+    """The files that `path` stands for, sorted by the bytes of their name.
+
+    Args:
+        path: a file, a folder, or a glob (`*`, `?`, `[…]` in a name; `**` for any number of folders); `~`
+            and `file://` are understood. What exists under exactly this name is never read as a glob.
+        patterns: supported file names.
+
+    Returns:
+        At least one file. Names are the file's own for a single file, relative to the folder for a folder,
+        and relative to the folder before the first wildcard for a glob.
+
+    Raises:
+        ConfigError: `missing_path`: nothing is there; `no_files`: no supported file is there;
+            `unsupported_file`: one file of another kind; `remote_input`: a URI of an object store.
+        InputError: `unreadable`: a folder cannot be listed, or a link leads nowhere; `bad_file_name`: a
+            name is not UTF-8.
+    """
+    where = _local(path)
+    if not path:
+        raise ConfigError("an input path is empty; give a file, a folder or a glob", code="missing_path")
+    mode = _mode(where)
+    if mode is not None and stat.S_ISDIR(mode):
+        return _sorted(_walk(where, ("**",), patterns), path, patterns)
+    if mode is not None:
+        if not stat.S_ISREG(mode) or not _supported(where.name, patterns):
+            raise ConfigError(
+                f"this is not a file of a supported kind; supported: {_endings(patterns)}",
+                code="unsupported_file",
+                where=path,
+            )
+        return (_file(where, where.name),)
+    wild = next((i for i, part in enumerate(where.parts) if _WILD & set(part)), None)
+    root = where if wild is None else Path(*where.parts[:wild])
+    if wild is None or _mode(root) is None:
+        raise ConfigError(
+            f"{str(root)!r} does not exist; check the spelling, relative paths start at {str(Path.cwd())!r}",
+            code="missing_path",
+            where=path,
+        )
+    return _sorted(_walk(root, where.parts[wild:], patterns), path, patterns)
+
+
+def _local(path: str) -> Path:
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme == "file":
+        return Path(rest)
+    if separator and scheme.isalnum():
+        raise ConfigError(
+            f"inputs are read from local or mounted folders, not from {scheme}://; copy or mount it first",
+            code="remote_input",
+            where=path,
+        )
+    return Path(path).expanduser().absolute()
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):  # too long a name, a NUL in it: nothing is there under that name
+        return None
+
+
+def _supported(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _endings(patterns: tuple[str, ...]) -> str:
+    return ", ".join(pattern.removeprefix("*") for pattern in patterns)
+
+
+def _file(path: Path, name: str) -> InputFile:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            "a file name is not UTF-8, so no manifest could name it; rename the file",
+            code="bad_file_name",
+            where=os.fsencode(name).decode(errors="backslashreplace"),
+        ) from None
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return InputFile(path, name, size)
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=str(path))
+
+
+def _sorted(files: Iterator[InputFile], path: str, patterns: tuple[str, ...]) -> tuple[InputFile, ...]:
+    found = sorted(files, key=lambda file: file.name.encode())
+    if not found:
+        raise ConfigError(
+            f"no file with a supported ending is there; supported: {_endings(patterns)} "
+            "(names that start with '.' or '_' are skipped)",
+            code="no_files",
+            where=path,
+        )
+    return tuple(found)
+
+
+def _walk(root: Path, glob: tuple[str, ...], patterns: tuple[str, ...]) -> Iterator[InputFile]:
+    """The supported files below `root` whose relative path matches `glob`."""
+    # A glob that itself spells out a leading `_` or `.` asks for such names.
+    skip = tuple(set(_HIDDEN) - {part[0] for part in glob})
+    entered: set[tuple[int, int]] = set()
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        folder = pending.pop()
+        try:
+            status = root.joinpath(*folder).stat()
+            if (status.st_dev, status.st_ino) in entered:
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            with os.scandir(root.joinpath(*folder)) as listing:
+                entries = sorted(listing, key=lambda entry: os.fsencode(entry.name), reverse=True)
+            for entry in entries:
+                parts = (*folder, entry.name)
+                if skip and entry.name.startswith(skip):
+                    continue
+                if entry.is_dir():
+                    if _may_hold(parts, glob):
+                        pending.append(parts)
+                elif _supported(entry.name, patterns) and _matches(parts, glob):
+                    if not entry.is_symlink() and not entry.is_file():
+                        continue  # a pipe, socket or device
+                    yield _file(Path(entry.path), "/".join(parts))
+        except OSError as error:
+            raise _unreadable(root.joinpath(*folder), error) from error
+
+
+def _matches(parts: tuple[str, ...], glob: tuple[str, ...]) -> bool:
+    """Whether the path `parts` is matched whole by `glob`, whose `**` stands for any number of parts.
+
+    >>> _matches(("a", "b", "c.jsonl"), ("**", "*.jsonl")), _matches(("a", "c.jsonl"), ("*.jsonl",))
+    (True, False)
+    """
+    if not glob:
+        return not parts
+    if glob[0] == "**":
+        return _matches(parts, glob[1:]) or (bool(parts) and _matches(parts[1:], glob))
+    return bool(parts) and fnmatchcase(parts[0], glob[0]) and _matches(parts[1:], glob[1:])
+
+
+def _may_hold(folder: tuple[str, ...], glob: tuple[str, ...]) -> bool:
+    """Whether something below `folder` can match `glob`."""
+    for part, wanted in zip(folder, glob, strict=False):
+        if wanted == "**":
+            return True
+        if not fnmatchcase(part, wanted):
+            return False
+    return len(folder) < len(glob)

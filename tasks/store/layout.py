@@ -1,0 +1,94 @@
+"""Where things lie under an output directory, and the right to use it.
+
+See the run layout in docs/layout.md. One output directory belongs to one flow; names that were there before
+us are never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from tasks.store.atomic import storage_errors, write_file
+
+MARKER = ".gristmill.json"
+LATEST = "latest"
+RUNS = "runs"
+STAGES = "stages"
+MANIFEST = "manifest.json"
+FINGERPRINTS = "fingerprints.json"
+
+
+def stage_folder(output_dir: Path, stage: str) -> Path:
+    """The folder of a stage: everything heavy is made there, once."""
+    return output_dir / STAGES / stage
+
+
+def run_folder(output_dir: Path, run_hash: str) -> Path:
+    """The folder of a run; immutable once its manifest is there."""
+    return output_dir / RUNS / run_hash
+
+
+def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
+    """Make sure `output_dir` is this flow's, and mark it.
+
+    Args:
+        output_dir: the output directory; created if missing.
+        flow: name of the flow.
+        published: the top-level names this flow publishes, each with the link target it will have.
+
+    Raises:
+        ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of ours' name
+            that we did not make.
+        StorageError: the directory cannot be created or written.
+    """
+    with storage_errors(output_dir, "create the output folder"):
+        output_dir.mkdir(parents=True, exist_ok=True)
+    marker = output_dir / MARKER
+    owner = _owner(marker)
+    if owner is not None and owner != flow:
+        raise ConfigError(
+            f"this folder holds runs of {owner!r}; give {flow!r} a folder of its own",
+            code="foreign_output",
+            where=str(output_dir),
+        )
+    for name, target in {LATEST: f"{RUNS}/", **published}.items():
+        _refuse_foreign(output_dir / name, target)
+    if owner is None:
+        for name in (RUNS, STAGES):
+            if (output_dir / name).exists():
+                raise ConfigError(
+                    f"{name!r} is already there and was not made by gristmill; choose another output_dir",
+                    code="foreign_output",
+                    where=str(output_dir / name),
+                )
+        write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
+
+
+def _owner(marker: Path) -> str | None:
+    try:
+        content = json.loads(marker.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the folder's marker: {error}; was it written by something else?",
+            code="foreign_output",
+            where=str(marker),
+        ) from error
+    return str(content.get("flow")) if isinstance(content, dict) else "something else"
+
+
+def _refuse_foreign(path: Path, target: str) -> None:
+    if path.is_symlink():
+        ours = str(path.readlink()).startswith(target)
+    else:
+        ours = not path.exists()
+    if not ours:
+        raise ConfigError(
+            f"{path.name!r} is already there and was not made by gristmill; it is not replaced: "
+            "move it away or choose another output_dir",
+            code="foreign_output",
+            where=str(path),
+        )

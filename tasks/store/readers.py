@@ -1,0 +1,355 @@
+"""Rows of a segment, each with its number in the file, in batches of bounded memory.
+
+A row that cannot be read is not lost: it comes as a `RowFault` under its own number. A file that cannot be
+read stops the run with an `InputError`.
+
+JSONL. Rows are physical lines counted from 0; blank lines are no rows but count. CRLF and a byte order mark
+at the start of the file are accepted, and a last line without a newline is a row. Parsing is orjson's, which
+is strict: NaN and Infinity are `invalid_json`. Whole numbers beyond 64 bits become floats, as in every
+reader whose numbers are doubles. Why a line failed is found out afterwards with the standard library.
+A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being held in memory.
+
+Compressed JSONL. Several gzip members or zstd frames after each other are one text. Arrow's stream reports a
+file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file.
+
+Parquet. Arrow structs give every message the keys of all messages, with null where a message has none:
+nulls inside structs are dropped again, except `content` and `value` of a message (an element of a list
+column), where a null is an answer that is missing. Nulls in columns and as list elements stay. Values become
+plain JSON: bytes are their UTF-8 text, or `{"base64": …}` if they are not; times, dates and decimals are
+text; durations are numbers of their unit; NaN and infinities are null. Strings that are not UTF-8, which
+Arrow does not check, are `invalid_utf8` for their row alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from tasks.store.segments import Segment
+
+BATCH_ROWS = 256
+# A batch is also full when the lines read since the last one hold this much, so memory stays bounded.
+BATCH_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 18
+MAX_LINE_BYTES = 64 << 20
+
+_BOM = b"\xef\xbb\xbf"
+_CODECS = {"jsonl.gz": "gzip", "jsonl.zst": "zstd"}
+_BLANK = object()
+# Stands for a line that was skipped; no line holds a newline.
+_OVERLONG = b"\n"
+_MESSAGE_NULLS = frozenset({"content", "value"})
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why a row has no value: a reason for the ledger and a detail for people."""
+
+    reason: str
+    detail: str
+
+
+RawRow = tuple[int, dict[str, Any] | RowFault]
+
+
+def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterator[list[RawRow]]:
+    """The rows of `segment` in file order, in batches of up to 256.
+
+    Args:
+        segment: what to read.
+        columns: the columns to read of a Parquet file, as far as it has them; JSONL rows are read whole.
+
+    Raises:
+        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_parquet`, with the
+            file's name.
+    """
+    if segment.format == "parquet":
+        return _parquet_rows(segment, columns)
+    chunks = _file_chunks(segment) if segment.format == "jsonl" else _decompressed_chunks(segment)
+    return _parsed(_lines(chunks), segment.first_row)
+
+
+def _file_chunks(segment: Segment) -> Iterator[bytes]:
+    remaining = segment.stop - segment.start
+    try:
+        with open(segment.path, "rb", buffering=0) as source:  # noqa: PTH123 - `path` is a string
+            source.seek(segment.start)
+            while remaining > 0 and (chunk := source.read(min(CHUNK_BYTES, remaining))):
+                remaining -= len(chunk)
+                yield chunk
+    except OSError as error:
+        _unreadable(segment, error)
+
+
+def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
+    codec = _CODECS[segment.format]
+    try:
+        source = pa.OSFile(segment.path)
+    except OSError as error:
+        _unreadable(segment, error)
+    with source:
+        try:
+            if source.size() == 0:
+                _truncated(segment, "the file is empty, and no compressed text is")
+            with pa.CompressedInputStream(source, codec) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            if error.errno is not None:
+                _unreadable(segment, error)
+            # Arrow has one exception for both; that this is its text is held by the tests.
+            if "Truncated" in str(error):
+                _truncated(segment, "the compressed text breaks off")
+            raise InputError(
+                f"the compressed text is damaged ({error}); fetch or compress the file again",
+                code=f"bad_{codec}",
+                where=segment.name,
+            ) from error
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """The lines that end in each chunk, without their newline; `_OVERLONG` for one that is too long."""
+    pieces: list[bytes] = []
+    held = 0
+    for chunk in chunks:
+        lines = chunk.split(b"\n")
+        if held <= MAX_LINE_BYTES:
+            pieces.append(lines[0])
+        held += len(lines[0])
+        if len(lines) == 1:
+            continue
+        lines[0] = b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG
+        pieces = [lines.pop()]
+        held = len(pieces[0])
+        yield lines
+    if held:
+        yield [b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG]
+
+
+def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
+    loads = orjson.loads
+    batch: list[RawRow] = []
+    batch_bytes = 0
+    for lines in blocks:
+        for line in lines:
+            if line:
+                try:
+                    value = loads(line)
+                except orjson.JSONDecodeError as error:
+                    value = _diagnose(line, row, error)
+                if type(value) is dict:
+                    batch.append((row, value))
+                elif value is not _BLANK:
+                    batch.append((row, value if type(value) is RowFault else _not_an_object(value)))
+                if len(batch) == BATCH_ROWS:
+                    yield batch
+                    batch, batch_bytes = [], 0
+            row += 1
+        batch_bytes += sum(map(len, lines))
+        if batch and batch_bytes >= BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _diagnose(line: bytes, row: int, error: orjson.JSONDecodeError) -> Any:
+    """What a line is that orjson refused: a value, blank, or a fault with its reason."""
+    if line == _OVERLONG:
+        return RowFault("line_too_long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
+    if row == 0 and line.startswith(_BOM):
+        line = line.removeprefix(_BOM)
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError as second:
+            error = second
+    if not line.strip():
+        return _BLANK
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as fault:
+        byte = line[fault.start]
+        return RowFault(
+            "invalid_utf8", f"byte 0x{byte:02x} at byte {fault.start} of the line: {fault.reason}"
+        )
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=str)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return RowFault("lone_surrogate", "an escape such as \\ud800 is half of a UTF-16 pair")
+    except RecursionError:
+        return RowFault("invalid_json", "nested too deeply")
+    except ValueError as fault:
+        return RowFault("invalid_json", str(fault))
+    return RowFault("invalid_json", str(error))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _not_an_object(value: Any) -> RowFault:
+    kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(
+        type(value), "a number"
+    )
+    return RowFault("not_an_object", f"the line is {kind}, not an object")
+
+
+def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[list[RawRow]]:
+    row = segment.first_row
+    try:
+        # Buffered reads instead of whole column chunks: a row group of any size takes the same memory.
+        with (
+            open(segment.path, "rb") as source,  # noqa: PTH123 - `path` is a string
+            pq.ParquetFile(
+                source, buffer_size=CHUNK_BYTES, pre_buffer=False, page_checksum_verification=True
+            ) as file,
+        ):
+            names = file.schema_arrow.names
+            batches = file.iter_batches(
+                batch_size=BATCH_ROWS,
+                row_groups=range(segment.start, segment.stop),
+                columns=None if columns is None else [name for name in columns if name in names],
+                use_threads=False,
+            )
+            for batch in batches:
+                yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
+                row += batch.num_rows
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
+        if isinstance(error, OSError) and error.errno is not None:
+            _unreadable(segment, error)
+        raise InputError(
+            f"the Parquet file is truncated or damaged ({error}); fetch or write it again",
+            code="bad_parquet",
+            where=segment.name,
+        ) from error
+
+
+def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
+    try:
+        return _dicts(batch)
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [
+                RowFault("invalid_utf8", f"a string column holds bytes that are not UTF-8: {error.reason}")
+            ]
+    return [value for i in range(batch.num_rows) for value in _batch_values(batch.slice(i, 1))]
+
+
+def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
+    names = batch.schema.names
+    if not names:
+        return [{} for _ in range(batch.num_rows)]
+    columns = [_values(column, top=True) for column in batch.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _values(array: pa.Array, top: bool = False, keep: frozenset[str] = frozenset()) -> list[Any]:
+    """The elements of `array` as plain JSON values.
+
+    Column by column this takes half the time of `to_pylist` and a pass that drops the nulls.
+
+    Args:
+        array: any Arrow array.
+        top: the array is a column, so structs in its lists are messages.
+        keep: keys that structs in this array keep when null.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return _with_nulls(array, _structs(array, keep))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        flat, bounds = _inside(array, array.values)
+        items = _values(flat, keep=_MESSAGE_NULLS if top else frozenset())
+        return _with_nulls(array, [items[start:stop] for start, stop in bounds])
+    if pa.types.is_map(kind):
+        return _with_nulls(array, _maps(array))
+    for matches, convert in _CONVERSIONS:
+        if matches(kind):
+            return _values(convert(array), top, keep)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return [None if value is None else _bytes_value(value) for value in array.to_pylist()]
+    values: list[Any] = array.to_pylist()
+    if pa.types.is_floating(kind):
+        return [value if value is None or value - value == 0 else None for value in values]
+    return values
+
+
+def _structs(array: pa.StructArray, keep: frozenset[str]) -> list[dict[str, Any]]:
+    names = [field.name for field in array.type]
+    if not names:
+        return [{} for _ in range(len(array))]
+    columns = [_values(array.field(i)) for i in range(len(names))]
+    if keep.issuperset(names) or not any(array.field(i).null_count for i in range(len(names))):
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [
+        {name: value for name, value in zip(names, values, strict=True) if value is not None or name in keep}
+        for values in zip(*columns, strict=True)
+    ]
+
+
+def _maps(array: pa.MapArray) -> list[dict[str, Any]]:
+    keys, bounds = _inside(array, array.keys)
+    items, _ = _inside(array, array.items)
+    pairs = list(zip(_values(keys), _values(items), strict=True))
+    return [{str(key): value for key, value in pairs[a:b] if value is not None} for a, b in bounds]
+
+
+def _inside(array: pa.ListArray, flat: pa.Array) -> tuple[pa.Array, list[tuple[int, int]]]:
+    """The part of `flat` that the lists of `array` cover, and each list's bounds in it."""
+    offsets = array.offsets.to_pylist()
+    base = offsets[0]
+    bounds = [(start - base, stop - base) for start, stop in pairwise(offsets)]
+    return flat.slice(base, offsets[-1] - base), bounds
+
+
+def _with_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
+    if not array.null_count:
+        return values
+    valid = array.is_valid().to_pylist()
+    return [value if there else None for value, there in zip(values, valid, strict=True)]
+
+
+def _bytes_value(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        # An object and not a text, so that nobody trains on it.
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _to_text(array: pa.Array) -> pa.Array:
+    return array.cast(pa.string())
+
+
+_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), lambda array: array.storage),
+    (pa.types.is_dictionary, lambda array: array.dictionary_decode()),
+    (pa.types.is_fixed_size_list, lambda array: array.cast(pa.list_(array.type.value_type))),
+    (pa.types.is_fixed_size_binary, lambda array: array.cast(pa.binary())),
+    (pa.types.is_duration, lambda array: array.cast(pa.int64())),
+    (
+        lambda kind: pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC"),
+        lambda array: array.cast(pa.timestamp(array.type.unit, "UTC")),
+    ),
+    (pa.types.is_temporal, _to_text),
+    (pa.types.is_decimal, _to_text),
+)
+
+
+def _unreadable(segment: Segment, error: OSError) -> NoReturn:
+    raise InputError(
+        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.name
+    ) from error
+
+
+def _truncated(segment: Segment, what: str) -> NoReturn:
+    raise InputError(f"{what}; fetch the file again", code="truncated_input", where=segment.name)
