@@ -55,15 +55,21 @@ def _trace(debug: bool) -> None:
         traceback.print_exc()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(prog="gristmill", description="Raw corpora to training-ready data.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    common = _Parser(add_help=False)
+    common.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of stdout"
+    )
     common.add_argument("--debug", action="store_true", help="print tracebacks")
-    pack = commands.add_parser("pack-sft", parents=[common, _run_options()], help="chat data to packed shards")
+    pack = commands.add_parser(
+        "pack-sft", parents=[common, _run_options()], help="chat data to packed shards"
+    )
     pack.set_defaults(run=_pack_sft)
-    validate = commands.add_parser("validate", parents=[common], help="check a run, a folder of shards or a file")
+    validate = commands.add_parser(
+        "validate", parents=[common], help="check a run, a folder of shards or a file"
+    )
     validate.add_argument("path", metavar="PATH")
     validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
     validate.set_defaults(run=_validate)
@@ -73,17 +79,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_options() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(add_help=False)
+def _run_options() -> _Parser:
+    options = _Parser(add_help=False)
     options.add_argument("config", metavar="CONFIG", help="a YAML file")
     options.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides", help="override a config field"
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="overrides",
+        help="override a config field",
     )
     options.add_argument("--output-dir", metavar="DIR", help="override output_dir")
     options.add_argument("--runner", choices=("threads", "processes"), default="threads")
     options.add_argument("--workers", type=int, metavar="N", help="tasks run at once")
     options.add_argument(
-        "--verify", type=Verify, choices=list(Verify), default=Verify.SIZE, help="how cached results are checked"
+        "--verify",
+        type=Verify,
+        choices=list(Verify),
+        default=Verify.SIZE,
+        help="how cached results are checked",
     )
     options.add_argument("--force", action="store_true", help="do every step again, whatever is cached")
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float | bool) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
@@ -70,14 +71,20 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of {override!r} is not valid YAML", code="bad_override", where="--set") from error
+        raise ConfigError(
+            f"the value of {override!r} is not valid YAML", code="bad_override", where="--set"
+        ) from error
     holder: Any = raw
-    for step, following in zip(steps[:-1], steps[1:], strict=True):
+    for step, following in itertools.pairwise(steps):
         holder = _enter(holder, step, override, {} if isinstance(following, str) else [])
     if isinstance(steps[-1], int) and not (isinstance(holder, list) and steps[-1] < len(holder)):
-        raise ConfigError(f"{override!r}: there is no entry [{steps[-1]}]", code="bad_override", where="--set")
+        raise ConfigError(
+            f"{override!r}: there is no entry [{steps[-1]}]", code="bad_override", where="--set"
+        )
     if isinstance(steps[-1], str) and not isinstance(holder, dict):
-        raise ConfigError(f"{override!r}: {steps[-1]!r} is no key of a list", code="bad_override", where="--set")
+        raise ConfigError(
+            f"{override!r}: {steps[-1]!r} is no key of a list", code="bad_override", where="--set"
+        )
     holder[steps[-1]] = value
 
 

@@ -17,7 +17,7 @@ HASH_DIGITS = 16
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return _plain(value.value)

@@ -34,7 +34,9 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
     shards = sorted(path.rglob("*.parquet"))
     if not shards:
         raise ConfigError(
-            "the folder holds neither a run (manifest.json) nor Parquet shards", code="missing_path", where=str(path)
+            "the folder holds neither a run (manifest.json) nor Parquet shards",
+            code="missing_path",
+            where=str(path),
         )
     return validate_shards(shards, "folder", str(path))
 
@@ -52,9 +54,7 @@ def _validate_run(folder: Path, full: bool) -> Verdict:
         check_published(folder, manifest, Verify.SHA256 if full else Verify.SIZE)
     except IntegrityError as error:
         faults.append(_fault(error))
-    shards = [
-        folder / record.path for record in manifest.outputs if record.path.startswith("datasets/")
-    ]
+    shards = [folder / record.path for record in manifest.outputs if record.path.startswith("datasets/")]
     counts: dict[str, int] = {"files": len(manifest.outputs)}
     if full:
         verdict = validate_shards([shard for shard in shards if shard.is_file()], "run", where)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, MutableMapping
 
 _QUIET = {
-    # Usage data: the SDK's (asked on `import prefect`, sent to a vendor), the server's, and the UI's.
+    # Usage data: the SDK's, sent from `import prefect` on; the server's, which also switches the UI's.
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -24,9 +25,14 @@ _QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_LOOPBACK = ("127.0.0.1", "localhost")
+
 
 def quiet_environment(environ: MutableMapping[str, str] = os.environ, *, debug: bool = False) -> None:
     """Set defaults for Prefect in `environ`; values that are already there stay.
+
+    Only `NO_PROXY` is added to, where a proxy is set.
 
     Call it before anything imports prefect, which reads the environment once.
 
@@ -37,6 +43,18 @@ def quiet_environment(environ: MutableMapping[str, str] = os.environ, *, debug: 
     for name, value in _QUIET.items():
         environ.setdefault(name, value)
     environ.setdefault("PREFECT_LOGGING_LEVEL", "DEBUG" if debug else "WARNING")
+    _reach_loopback(environ)
+
+
+def _reach_loopback(environ: MutableMapping[str, str]) -> None:
+    """Where a proxy is set, except loopback: Prefect would ask the proxy for its own local server."""
+    if not any(environ.get(name) or environ.get(name.lower()) for name in _PROXIES):
+        return
+    # The lower-case name wins where both are set.
+    name = "no_proxy" if "no_proxy" in environ else "NO_PROXY"
+    hosts = [host.strip() for host in environ.get(name, "").split(",") if host.strip()]
+    if "*" not in hosts:
+        environ[name] = ",".join(hosts + [host for host in _LOOPBACK if host not in hosts])
 
 
 @contextlib.contextmanager
@@ -46,6 +64,9 @@ def run_settings() -> Iterator[None]:
     Heartbeats are off: ending their thread adds up to 1 s to a run, and nobody watches for crashes of a run
     whose process sits in the user's terminal. No environment variable can say "off".
     """
+    # At the end of every short run it warns that the last dozen events are still being sent; they are.
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
+
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):

@@ -57,7 +57,11 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
     yield "not_empty", np.flatnonzero(empty), "the bin holds no token"
     short = np.diff(bins.mask_offsets) != tokens
     yield "mask_length", np.flatnonzero(short), "loss_mask and input_ids differ in length"
-    bad_starts = yield from _check_starts(bins, tokens, sequences)
+    bad_starts = sequences == 0
+    yield "has_sequences", np.flatnonzero(bad_starts), "seq_start_id is empty"
+    for rule, rows, detail in _check_starts(bins, tokens, np.flatnonzero(~bad_starts)):
+        bad_starts[rows] = True
+        yield rule, rows, detail
     not_binary = _rows_of(np.flatnonzero(bins.mask > 1), bins.mask_offsets)
     yield "mask_binary", not_binary, "loss_mask holds a value other than 0 and 1"
     sound = ~(empty | short | bad_starts)
@@ -74,13 +78,8 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
         )
 
 
-def _check_starts(
-    bins: RawBins, tokens: NDArray[np.int64], sequences: NDArray[np.int64]
-) -> Iterator[Finding]:
-    """Rules of `seq_start_id`; returns bool[bins], where they are broken."""
-    bad = sequences == 0
-    yield "has_sequences", np.flatnonzero(bad), "seq_start_id is empty"
-    some = np.flatnonzero(~bad)
+def _check_starts(bins: RawBins, tokens: NDArray[np.int64], some: NDArray[np.int64]) -> Iterator[Finding]:
+    """Rules of `seq_start_id` in the rows `some`, which all have at least one start."""
     first = some[bins.starts[bins.starts_offsets[some]] != 0]
     yield "starts_at_0", first, "seq_start_id does not begin with 0"
     rises = np.diff(bins.starts) > 0
@@ -89,9 +88,6 @@ def _check_starts(
     yield "starts_increase", unsorted, "seq_start_id is not strictly increasing"
     outside = some[bins.starts[bins.starts_offsets[some + 1] - 1] >= np.maximum(tokens[some], 1)]
     yield "starts_inside", outside, "the last seq_start_id is not inside input_ids"
-    for rows in (first, unsorted, outside):
-        bad[rows] = True
-    return bad
 
 
 def _check_ids(bins: RawBins, limits: Limits) -> Iterator[Finding]:
@@ -115,7 +111,8 @@ def _untidy_ends(bins: RawBins, sound: NDArray[np.bool_]) -> NDArray[np.int64]:
     ends[same] = bins.ids_offsets[row[same]] + starts[same + 1]
     # Mask and ids offsets agree only in files without a mask_length fault, so use the mask's own.
     position = ends - 1 - bins.ids_offsets[row] + bins.mask_offsets[row]
-    return np.unique(row[bins.mask[position] != 0])
+    untidy: NDArray[np.int64] = np.unique(row[bins.mask[position] != 0])
+    return untidy
 
 
 def _rows_of(positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,7 +23,8 @@ def reject_files(
 
 
 def _rejects_of(receipt: Receipt, name: str) -> dict[str, FileRecord]:
-    return {name: record for record in receipt.files if record.path.endswith(f"/{REJECTS}")}
+    record = next((record for record in receipt.files if record.path.endswith(f"/{REJECTS}")), None)
+    return {} if record is None else {name: record}
 
 
 def stage_lineage(

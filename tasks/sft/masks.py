@@ -142,10 +142,8 @@ def _generation_blocks(marked: str) -> tuple[str, list[Span]]:
     """The text without marks, and the spans the marks enclosed."""
     blocks: list[Span] = []
     start = None
-    removed = 0
-    for match in _MARKS.finditer(marked):
+    for removed, match in enumerate(_MARKS.finditer(marked)):
         position = match.start() - removed
-        removed += 1
         if match[0] == GENERATION_OPEN:
             if start is not None:
                 raise RowRejected("mask_unresolved", "generation blocks are nested")

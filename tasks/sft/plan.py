@@ -216,7 +216,7 @@ def _pack(work: PlanWork, items: _Items) -> tuple[dict[str, NDArray[Any]], dict[
     bin_items = packing.bin_items.astype(np.int64)
     per_bin = np.diff(packing.bin_offsets)
     shard_bins = _shards(_bin_sums(stored, bin_items, packing.bin_offsets), work.shard_tokens)
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "item_spool": items.spool,
         "item_start": items.start,
         "item_length": items.length.astype(np.int32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]
     metadata: dict[str, list[dict[str, Any]]] = {}
     positions: dict[str, int] = {}
     for entry in packed:
-        bins = [end - start for start, end in _pairs(entry.plan.statistics["shard_bins"])]
+        bins = [end - start for start, end in itertools.pairwise(entry.plan.statistics["shard_bins"])]
         for shard, record in enumerate(entry.files()):
             path = f"{entry.folder}/{shard_name(shard)}"
             view.links[path] = record
@@ -93,10 +94,6 @@ def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]
     for split, entries in metadata.items():
         view.documents[f"pack_metadata/{split}.json"] = _json(entries)
     return view
-
-
-def _pairs(edges: list[int]) -> list[tuple[int, int]]:
-    return list(zip(edges[:-1], edges[1:], strict=True))
 
 
 def _json(value: Any) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -53,7 +53,8 @@ class _Budget:
 
     def __call__(self, iterable: Any = ()) -> Any:
         items = iterable if hasattr(iterable, "__len__") else list(iterable)
-        self.left -= len(items) + 1
+        # Entering a block costs what about 20 rounds of a plain loop cost.
+        self.left -= len(items) + 20
         if self.left < 0:
             raise TemplateBudgetError(
                 f"the template took more than {STEP_BUDGET:,} steps; does it loop for ever?"
@@ -67,17 +68,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            loop.iter = self._budget_call([loop.iter], loop.lineno)
+            loop.iter = _budget_call([loop.iter], loop.lineno)
             if loop.recursive:
-                loop.body.insert(0, nodes.ExprStmt(self._budget_call([], loop.lineno)))
-        for macro in list(tree.find_all((nodes.Macro, nodes.CallBlock))):
-            macro.body.insert(0, nodes.ExprStmt(self._budget_call([], macro.lineno)))
-        return tree.set_environment(self)
-
-    @staticmethod
-    def _budget_call(arguments: list[nodes.Expr], line: int) -> nodes.Call:
-        call = nodes.Call(nodes.Name(_BUDGET, "load"), arguments, [], None, None)
-        return call.set_lineno(line, override=False)
+                loop.body.insert(0, nodes.ExprStmt(_budget_call([], loop.lineno)))
+        macros: list[nodes.Macro | nodes.CallBlock] = list(tree.find_all(nodes.Macro))
+        for macro in [*macros, *tree.find_all(nodes.CallBlock)]:
+            macro.body.insert(0, nodes.ExprStmt(_budget_call([], macro.lineno)))
+        tree.set_environment(self)
+        return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (abs(left) <= 2**31 and abs(right) <= 64):
@@ -89,10 +87,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _budget_call(arguments: list[nodes.Node], line: int) -> nodes.Call:
+    call = nodes.Call(nodes.Name(_BUDGET, "load"), arguments, [], None, None)
+    call.set_lineno(line)
+    return call
+
+
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}`: prints its body between two marks, in a scope of its own."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -105,7 +109,9 @@ class _Generation(Extension):
 
 
 def _mark(text: str, line: int) -> nodes.Output:
-    return nodes.Output([nodes.TemplateData(text)]).set_lineno(line)
+    output = nodes.Output([nodes.TemplateData(text)])
+    output.set_lineno(line)
+    return output
 
 
 def _raise_exception(message: str) -> NoReturn:

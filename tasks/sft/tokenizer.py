@@ -65,6 +65,7 @@ class ChatTokenizer:
         template = source.chat_template or _own_template(tokenizer)
         variables = {**tokenizer.special_tokens_map, **config.template_kwargs}
         self.template = ChatTemplate(template, variables, config.date)
+        self.template.check_terminates()
         self._added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
         self.escaper = _escaper(tokenizer, template) if config.escape_special_tokens else Escaper(())
         # SentencePiece-style tokenizers put a space before a text; "x" alone then is not the token "x".

@@ -154,7 +154,8 @@ def _null_rows(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 def _offsets(column: Any) -> NDArray[np.int64]:
     offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0]
+    from_0: NDArray[np.int64] = offsets - offsets[0]
+    return from_0
 
 
 def _raw_bins(batch: pa.RecordBatch) -> RawBins:

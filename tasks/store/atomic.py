@@ -30,7 +30,7 @@ def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"cannot {doing}: {error.strerror or error}; check free space and permissions of the output folder",
+            f"cannot {doing}: {error.strerror or error}; check space and permissions of the output folder",
             where=str(path),
         ) from error
 

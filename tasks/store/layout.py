@@ -7,6 +7,7 @@ us are never replaced.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -81,11 +82,8 @@ def _owner(marker: Path) -> str | None:
 
 
 def _refuse_foreign(path: Path, target: str) -> None:
-    if path.is_symlink():
-        ours = str(path.readlink()).startswith(target)
-    else:
-        ours = not path.exists()
-    if not ours:
+    is_ours = path.is_symlink() and str(path.readlink()).startswith(target)
+    if not is_ours and os.path.lexists(path):
         raise ConfigError(
             f"{path.name!r} is already there and was not made by gristmill; it is not replaced: "
             "move it away or choose another output_dir",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import Literal
 
 from schemas.errors import ConfigError, InputError
@@ -41,7 +41,7 @@ class Segment:
         start: jsonl: first byte, a line start; parquet: first row group; compressed: 0.
         stop: jsonl: byte after the last; parquet: row group after the last; compressed: -1, the end.
         first_row: number in the file of the segment's first line (jsonl) or row (parquet).
-        bytes: stored size, which `group` adds up.
+        bytes: stored size, which `group` adds up; parquet: the file's, shared out by the groups' plain size.
     """
 
     path: str
@@ -161,39 +161,47 @@ def _line_starts(file: InputFile, targets: Sequence[int]) -> Iterator[tuple[int,
                 rows += chunk.count(b"\n", counted)
                 offset += len(chunk)
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", code="unreadable", where=file.name) from error
+        raise _unreadable(file, error) from error
 
 
 def _cut_parquet(file: InputFile, part_bytes: int) -> Iterator[Segment]:
-    sizes = _row_groups(file.path, file.name)
-    start = first_row = rows = size = 0
-    for index, (group_rows, group_bytes) in enumerate(sizes):
-        if index > start and size + group_bytes > part_bytes:
-            yield Segment(str(file.path), file.name, "parquet", start, index, first_row, size)
-            start, first_row, size = index, rows, 0
+    start = first_row = rows = size = index = 0
+    for index, (group_rows, group_bytes) in enumerate(_row_groups(file), start=1):
+        if index - 1 > start and size + group_bytes > part_bytes:
+            yield Segment(str(file.path), file.name, "parquet", start, index - 1, first_row, size)
+            start, first_row, size = index - 1, rows, 0
         rows += group_rows
         size += group_bytes
-    yield Segment(str(file.path), file.name, "parquet", start, len(sizes), first_row, size)
+    yield Segment(str(file.path), file.name, "parquet", start, index, first_row, size)
 
 
-def _row_groups(path: Path, name: str) -> list[tuple[int, int]]:
-    """Rows and stored bytes of each row group."""
+def _row_groups(file: InputFile) -> list[tuple[int, int]]:
+    """Rows and stored bytes of each row group; the latter is the group's share of the file.
+
+    The exact figure is in the metadata of its column chunks, and asking for those aborts the process
+    (pyarrow 26, an uncaught C++ exception) when the footer is damaged there.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as source:
+        with file.path.open("rb") as source:
             metadata = pq.read_metadata(source)
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
         if isinstance(error, OSError) and error.errno is not None:
-            raise InputError(f"cannot be read: {error.strerror}", code="unreadable", where=name) from error
+            raise _unreadable(file, error) from error
         raise InputError(
             f"the Parquet footer is missing or broken ({error}); the file is truncated or not Parquet",
             code="bad_parquet",
-            where=name,
+            where=file.name,
         ) from error
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    total = sum(group.total_byte_size for group in groups) or 1
+    ends = [file.bytes * done // total for done in accumulate(group.total_byte_size for group in groups)]
     return [
-        (group.num_rows, sum(group.column(j).total_compressed_size for j in range(group.num_columns)))
-        for group in groups
+        (group.num_rows, end - start) for group, start, end in zip(groups, [0, *ends], ends, strict=False)
     ]
+
+
+def _unreadable(file: InputFile, error: OSError) -> InputError:
+    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=file.name)

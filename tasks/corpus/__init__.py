@@ -1,0 +1,1 @@
+"""Exact, seeded corpus samples: row-id hashing, selection, shard plans, shard writing."""

