@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -96,7 +96,7 @@ def _budget_call(arguments: list[nodes.Node], line: int) -> nodes.Call:
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}`: prints its body between two marks, in a scope of its own."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno

@@ -10,7 +10,8 @@ reader whose numbers are doubles. Why a line failed is found out afterwards with
 A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being held in memory.
 
 Compressed JSONL. Several gzip members or zstd frames after each other are one text. Arrow's stream reports a
-file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file.
+file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file, nor
+can a flipped byte in a zstd frame that was written without a checksum.
 
 Parquet. Arrow structs give every message the keys of all messages, with null where a message has none:
 nulls inside structs are dropped again, except `content` and `value` of a message (an element of a list
@@ -215,15 +216,19 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
             ) as file,
         ):
             names = file.schema_arrow.names
+            groups = range(segment.start, segment.stop)
+            end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
             batches = file.iter_batches(
                 batch_size=BATCH_ROWS,
-                row_groups=range(segment.start, segment.stop),
+                row_groups=groups,
                 columns=None if columns is None else [name for name in columns if name in names],
                 use_threads=False,
             )
             for batch in batches:
                 yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
                 row += batch.num_rows
+            if row != end:
+                raise pa.ArrowInvalid(f"{end - row} rows of the footer are not in the pages")
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
         if isinstance(error, OSError) and error.errno is not None:
             _unreadable(segment, error)

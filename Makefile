@@ -1,0 +1,43 @@
+# `make demo` and `make test` work alone on a fresh machine: each sets up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check lint types bench lock clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m flows demo --output-dir demo-output
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# What CI runs; the tests come last, so that their summary closes the output.
+check: lint types test
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# Needs `uv` on the PATH.
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
+		--no-header --no-annotate --output-file requirements.lock
+	sed -i '1i # Every package the checks run with, for Python 3.11 to 3.13. `make lock` writes this file anew.' requirements.lock
+
+clean:
+	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
