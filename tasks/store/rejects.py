@@ -6,6 +6,7 @@ A reject file is Parquet with `source_file string, row int64, reason string, det
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +93,7 @@ class RejectWriter:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None and self._file is not None:
+            # Closed here, because its destructor would write to the removed file and complain.
+            with contextlib.suppress(Exception):
+                self._writer.close()
             self._file.__exit__(kind, error, trace)

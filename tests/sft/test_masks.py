@@ -46,6 +46,7 @@ STRIPPING = (
     "{{ eos_token }}{% else %}<｜User｜>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
+FORGETS_THE_FIRST = STRIPPING.replace("messages %}{% if m.role == 'a", "messages[1:] %}{% if m.role == 'a")
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -306,7 +307,7 @@ def test_train_on_all(deepseek: Path, hf: Any, with_blocks: bool) -> None:
         ([TURNS[0], {**TURNS[1], "train": False}], DEEPSEEK, "no_trained_token"),
         (TURNS, "{{ raise_exception('only one turn, please') }}", "template_error"),
         (TURNS, "{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "mask_unresolved"),
-        ([{"role": "assistant", "content": "hi"}, *TURNS], STRIPPING.replace("messages %}{% if m.role == 'a", "messages[1:] %}{% if m.role == 'a"), "mask_unresolved"),
+        ([{"role": "assistant", "content": "hi"}, *TURNS], FORGETS_THE_FIRST, "mask_unresolved"),
     ],
 )  # fmt: skip
 def test_rows_without_a_sound_mask_are_rejected(

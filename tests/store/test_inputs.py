@@ -1,5 +1,5 @@
 """Paths to input files: names, order, hidden files, globs, links, and what is refused."""
-# ruff: noqa: S311 - seeded random test data
+
 
 from __future__ import annotations
 

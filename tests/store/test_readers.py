@@ -1,5 +1,5 @@
 """Rows of every format: values, row numbers, faults, and files that break off or are damaged."""
-# ruff: noqa: S311 - seeded random test data
+
 
 from __future__ import annotations
 

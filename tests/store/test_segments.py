@@ -1,5 +1,5 @@
 """Cutting: parts of bounded size that cover every line once, whatever the size asked for."""
-# ruff: noqa: S311 - seeded random test data
+
 
 from __future__ import annotations
 

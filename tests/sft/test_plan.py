@@ -1,0 +1,269 @@
+"""From spools to bins: splits, deduplication, the overflow rule, padding, shards; nothing lost on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.sft import PackConfig, SplitsConfig, StorageConfig
+from tasks.sft.packed import PackPlan, gather
+from tasks.sft.parquet_writer import ParquetShardWriter, shard_metadata
+from tasks.sft.plan import PlanWork, longest_stored, plan_packs
+from tasks.sft.splits import in_split, repeated, unit_hash
+from tasks.sft.spool import Rows, Spool, SpoolWriter
+from tasks.sft.validate import validate_shard
+from tasks.sft.write import WriteWork, write_shards
+from tasks.store.layout import stage_folder
+
+Sequence = tuple[list[int], list[int]]
+
+
+def spool(root: Path, stage: str, rows: list[list[Sequence]], digests: list[int] | None = None) -> str:
+    """A spool whose row i has the given sequences of (ids, stored mask)."""
+    sequences = [sequence for row in rows for sequence in row]
+    numbers = np.arange(len(rows))
+    keys = np.array(digests if digests is not None else numbers, dtype=np.uint64)
+    with SpoolWriter(stage_folder(root, stage)) as writer:
+        writer.append(
+            np.array([i for ids, _ in sequences for i in ids], np.int32),
+            np.array([m for _, mask in sequences for m in mask], np.uint8),
+            np.array([len(ids) for ids, _ in sequences], np.int64),
+            np.repeat(numbers, [len(row) for row in rows]).astype(np.int32),
+            Rows(numbers.astype(np.int32) * 0, numbers, np.stack([keys, keys], axis=1), keys),
+        )
+        writer.finish(root)
+    return stage
+
+
+def work(root: Path, *stages: str, low: float = 0.0, high: float = 1.0, **pack: Any) -> PlanWork:
+    return PlanWork(
+        output_dir=str(root),
+        stage="00000000000000ff",
+        spool_stages=stages,
+        source_files=tuple(("in.jsonl",) for _ in stages),
+        low=low,
+        high=high,
+        seed=1,
+        deduplicate=bool(pack.pop("deduplicate", False)),
+        pack=PackConfig(**pack),
+        shard_tokens=int(pack.pop("shard_tokens", 2**26)),
+    )
+
+
+def bins_of(root: Path, plan_work: PlanWork) -> list[list[Sequence]]:
+    """Every bin's sequences as they would be stored."""
+    plan = PackPlan(stage_folder(root, plan_work.stage))
+    spools = [Spool(stage_folder(root, stage)) for stage in plan_work.spool_stages]
+    count = len(plan.bin_offsets) - 1
+    block = gather(plan, spools, 0, count, plan_work.pack.pad_to_multiple, 9)
+    out = []
+    for b in range(count):
+        ids = block.input_ids[block.token_offsets[b] : block.token_offsets[b + 1]].tolist()
+        mask = block.loss_mask[block.token_offsets[b] : block.token_offsets[b + 1]].tolist()
+        starts = block.seq_starts[block.seq_offsets[b] : block.seq_offsets[b + 1]].tolist()
+        edges = [*starts, len(ids)]
+        out.append([(ids[s:e], mask[s:e]) for s, e in pairwise(edges)])
+    return out
+
+
+def sequence(length: int, first: int, trained: slice = slice(None)) -> Sequence:
+    """`length` consecutive ids whose labels in `trained` carry loss."""
+    mask = np.zeros(length, int)
+    mask[trained] = 1
+    mask[-1] = 0
+    return list(range(first, first + length)), mask.tolist()
+
+
+@pytest.mark.parametrize(
+    ("pack", "expected"),
+    [
+        ({"size": 4096}, 4097),
+        ({"size": 4096, "count": "stored"}, 4096),
+        ({"size": 100, "pad_to_multiple": 16}, 97),
+        ({"size": 97, "count": "stored", "pad_to_multiple": 16}, 97),
+        ({"size": 96, "count": "stored", "pad_to_multiple": 16}, 81),
+    ],
+)
+def test_the_longest_sequence_that_fits(pack: dict[str, Any], expected: int) -> None:
+    assert longest_stored(PackConfig(**pack)) == expected
+
+
+def test_every_sequence_is_packed_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    rows = [
+        [sequence(int(rng.integers(2, 40)), 100 * i + 40 * k) for k in range(int(rng.integers(1, 3)))]
+        for i in range(200)
+    ]
+    stages = [spool(tmp_path, "a" * 16, rows[:120]), spool(tmp_path, "b" * 16, rows[120:])]
+    plan = work(tmp_path, *stages, size=64)
+    receipt = plan_packs(plan)
+    packed = [tuple(map(tuple, s)) for b in bins_of(tmp_path, plan) for s in b]
+    assert Counter(packed) == Counter(tuple(map(tuple, s)) for row in rows for s in row)
+    assert all(sum(len(ids) - 1 for ids, _ in b) <= 64 for b in bins_of(tmp_path, plan))
+    assert receipt.ledger is not None and receipt.ledger.rows_used == 200
+    assert receipt.statistics["sequences"] == len(packed)
+
+
+def test_overflow_truncate_keeps_what_still_trains(tmp_path: Path) -> None:
+    rows = [[sequence(30, 0)], [sequence(30, 100, slice(20, None))], [sequence(11, 200)]]
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10)
+    receipt = plan_packs(plan)
+    kept = sorted(s for b in bins_of(tmp_path, plan) for s in b)
+    assert kept == [sequence(11, 0), sequence(11, 200)]
+    assert receipt.ledger is not None
+    assert receipt.ledger.rejected == {"no_trained_token_in_pack_size": 1}
+    assert receipt.statistics["sequences_truncated"] == 2
+    rejects = pq.read_table(stage_folder(tmp_path, plan.stage) / "rejects.parquet").to_pylist()
+    assert [(r["source_file"], r["row"], r["reason"]) for r in rejects] == [
+        ("in.jsonl", 1, "no_trained_token_in_pack_size")
+    ]
+
+
+def test_overflow_drop(tmp_path: Path) -> None:
+    rows = [[sequence(30, 0)], [sequence(11, 200), sequence(12, 300)]]
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow="drop")
+    receipt = plan_packs(plan)
+    assert [s for b in bins_of(tmp_path, plan) for s in b] == [sequence(11, 200)]
+    assert receipt.ledger is not None
+    assert (receipt.ledger.rows_used, receipt.ledger.rejected) == (1, {"over_long": 1})
+    assert receipt.statistics["sequences_dropped"] == 2
+
+
+@pytest.mark.parametrize("count", ["runtime", "stored"])
+def test_overflow_split_trains_every_label_once(tmp_path: Path, count: str) -> None:
+    whole = sequence(95, 1000)
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split", count=count)
+    plan_packs(plan)
+    chunks = sorted(s for b in bins_of(tmp_path, plan) for s in b)
+    labels = [label for ids, mask in chunks for label, m in zip(ids[1:], mask[:-1], strict=True) if m]
+    assert labels == whole[0][1:]
+    assert all(len(ids) <= 11 for ids, _ in chunks)
+
+
+def test_split_leaves_out_chunks_that_train_nothing(tmp_path: Path) -> None:
+    whole = sequence(41, 0, slice(25, 35))
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split")
+    receipt = plan_packs(plan)
+    assert sorted(s[0][0] for b in bins_of(tmp_path, plan) for s in b) == [20, 30]
+    assert receipt.ledger is not None and receipt.ledger.rows_used == 1
+
+
+def test_padding_aligns_runtime_lengths_and_is_never_trained(tmp_path: Path) -> None:
+    rows = [[sequence(n, 100 * n)] for n in range(2, 40)]
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=64, pad_to_multiple=8)
+    plan_packs(plan)
+    for ids, mask in (s for b in bins_of(tmp_path, plan) for s in b):
+        real = [i for i in ids if i != 9]
+        assert (len(ids) - 1) % 8 == 0
+        assert ids == real + [9] * (len(ids) - len(real))
+        assert mask == [1] * (len(real) - 1) + [0] * (len(ids) - len(real) + 1)
+
+
+def test_splits_partition_the_rows_and_follow_the_shares() -> None:
+    groups = np.random.default_rng(0).integers(0, 2**64, 100_000, dtype=np.uint64)
+    intervals = SplitsConfig(train=0.9, valid=0.07, test=0.03).intervals()
+    members = np.stack([in_split(groups, 42, low, high) for low, high in intervals.values()])
+    assert (members.sum(axis=0) == 1).all()
+    np.testing.assert_allclose(members.mean(axis=1), [0.9, 0.07, 0.03], atol=0.004)
+    assert not np.array_equal(unit_hash(groups, 42), unit_hash(groups, 43))
+
+
+def test_splits_that_add_up_only_in_decimal_still_cover_everything() -> None:
+    intervals = SplitsConfig(train=0.7, valid=0.2, test=0.1).intervals()
+    assert intervals["test"][1] == 1.0
+    assert intervals["train"][1] == intervals["valid"][0]
+
+
+def test_deduplication_keeps_the_first_over_all_parts(tmp_path: Path) -> None:
+    first = spool(tmp_path, "a" * 16, [[sequence(5, 10)], [sequence(5, 20)]], digests=[1, 2])
+    second = spool(tmp_path, "b" * 16, [[sequence(5, 30)], [sequence(5, 40)]], digests=[2, 3])
+    plan = work(tmp_path, first, second, size=32, deduplicate=True)
+    receipt = plan_packs(plan)
+    assert sorted(s[0][0] for b in bins_of(tmp_path, plan) for s in b) == [10, 20, 40]
+    assert receipt.ledger is not None and receipt.ledger.duplicates == 1
+
+
+def test_repeated_finds_exactly_the_later_ones() -> None:
+    rng = np.random.default_rng(1)
+    digests = rng.integers(0, 40, (500, 2), dtype=np.uint64)
+    seen: set[tuple[int, ...]] = set()
+    expected = [tuple(d) in seen or seen.add(tuple(d)) for d in digests.tolist()]  # type: ignore[func-returns-value]
+    assert repeated(digests).tolist() == [bool(again) for again in expected]
+    assert repeated(digests[:0]).tolist() == []
+
+
+def test_shards_hold_the_bins_in_order(tmp_path: Path) -> None:
+    rows = [[sequence(17, 100 * i)] for i in range(100)]
+    stage = spool(tmp_path, "a" * 16, rows)
+    plan = PlanWork(
+        output_dir=str(tmp_path),
+        stage="00000000000000ff",
+        spool_stages=(stage,),
+        source_files=(("in",),),
+        low=0.0,
+        high=1.0,
+        seed=1,
+        deduplicate=False,
+        pack=PackConfig(size=64),
+        shard_tokens=200,
+    )
+    receipt = plan_packs(plan)
+    storage = StorageConfig(row_group_size=3)
+    written = write_shards(
+        WriteWork(
+            output_dir=str(tmp_path),
+            stage="ee",
+            part=0,
+            plan_stage=plan.stage,
+            spool_stages=(stage,),
+            first_shard=0,
+            end_shard=receipt.statistics["shards"],
+            pack=plan.pack,
+            storage=storage,
+            eos_id=None,
+            tokenizer_digest="0" * 64,
+            vocabulary_size=10_000,
+        )
+    )
+    assert receipt.statistics["shards"] == len(written.files) > 3
+    tables = [pq.read_table(tmp_path / record.path) for record in written.files]
+    stored = [row["input_ids"] for table in tables for row in table.to_pylist()]
+    assert stored == [[i for ids, _ in b for i in ids] for b in bins_of(tmp_path, plan)]
+    assert all(validate_shard(tmp_path / record.path).ok for record in written.files)
+    assert pq.read_metadata(tmp_path / written.files[0].path).row_group(0).num_rows == 3
+
+
+def test_writing_bin_by_bin_gives_the_bytes_of_writing_blocks(tmp_path: Path) -> None:
+    rows = [[sequence(20, 50 * i)] for i in range(40)]
+    plan_work = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=64)
+    plan_packs(plan_work)
+    plan, spools = (
+        PackPlan(stage_folder(tmp_path, plan_work.stage)),
+        [Spool(stage_folder(tmp_path, "a" * 16))],
+    )
+    count = len(plan.bin_offsets) - 1
+    storage, metadata = StorageConfig(row_group_size=4), shard_metadata(plan_work.pack, "0" * 64, 5000)
+    with ParquetShardWriter(tmp_path / "block.parquet", storage, metadata) as writer:
+        writer.write_block(gather(plan, spools, 0, count, 1, 0))
+        writer.finalize()
+    with ParquetShardWriter(tmp_path / "bins.parquet", storage, metadata) as writer:
+        for b in range(count):
+            one = gather(plan, spools, b, b + 1, 1, 0)
+            writer.write_bin(b, one.input_ids, one.loss_mask, one.seq_starts)
+        with pytest.raises(ValueError, match=f"expected bin {count}"):
+            writer.write_bin(count + 1, one.input_ids, one.loss_mask, one.seq_starts)
+        assert writer.finalize() == {"bins_written": count}
+    assert (tmp_path / "bins.parquet").read_bytes() == (tmp_path / "block.parquet").read_bytes()
+
+
+def test_a_failed_shard_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "shard.parquet"
+    with pytest.raises(RuntimeError), ParquetShardWriter(path, StorageConfig(), {}):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
