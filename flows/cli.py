@@ -7,13 +7,13 @@ import json
 import logging
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flows.configs import load_config
-from flows.summary import Summary, print_error, print_summary
+from flows.registry import FLOWS, run_or_find
+from flows.summary import print_error, print_summary
 from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
 from tasks.store.receipts import Verify
 
@@ -63,10 +63,9 @@ def _parser() -> _Parser:
         "--json", action="store_true", help="print one JSON object as the last line of stdout"
     )
     common.add_argument("--debug", action="store_true", help="print tracebacks")
-    pack = commands.add_parser(
-        "pack-sft", parents=[common, _run_options()], help="chat data to packed shards"
-    )
-    pack.set_defaults(run=_pack_sft)
+    for flow in FLOWS:
+        command = commands.add_parser(flow.name, parents=[common, _run_options()], help=flow.summary)
+        command.set_defaults(run=_run, flow=flow)
     validate = commands.add_parser(
         "validate", parents=[common], help="check a run, a folder of shards or a file"
     )
@@ -104,41 +103,16 @@ def _run_options() -> _Parser:
     return options
 
 
-def _pack_sft(options: argparse.Namespace) -> int:
-    from schemas.sft import PackSftConfig
-
-    overrides = list(options.overrides)
-    raw = load_config(options.config, overrides)
+def _run(options: argparse.Namespace) -> int:
+    raw = load_config(options.config, options.overrides)
     if options.output_dir is not None:
         raw["output_dir"] = options.output_dir
     if options.workers is not None:
         raw["workers"] = options.workers
-    summary = run_pack_sft(PackSftConfig.parse(raw), options.runner, options.verify, options.force)
+    config = options.flow.parse(raw)
+    summary = run_or_find(options.flow, config, options.runner, options.verify, options.force)
     print_summary(summary, options.json)
     return 0
-
-
-def run_pack_sft(config, runner: str, verify: Verify, force: bool) -> Summary:  # type: ignore[no-untyped-def]
-    """Run pack-sft, or find its complete run; Prefect is imported only if there is something to do."""
-    from schemas.sft import FLOW, PUBLISHED
-    from tasks.sft.identity import identify
-    from tasks.store.layout import claim, run_folder
-    from tasks.store.publish import point_latest
-    from tasks.store.runs import completed_run
-
-    started = time.monotonic()
-    root = Path(config.output_dir)
-    claim(root, FLOW, PUBLISHED)
-    identity = identify(config)
-    manifest = None if force else completed_run(root, identity.run_hash, verify)
-    cached = manifest is not None
-    if manifest is None:
-        from flows.launch import run_flow
-
-        manifest = run_flow("pack_sft", runner, config.workers, config=config, verify=verify, force=force)
-    else:
-        point_latest(root, identity.run_hash, PUBLISHED)
-    return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)
 
 
 def _validate(options: argparse.Namespace) -> int:

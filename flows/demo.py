@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flows.cli import run_pack_sft
+from flows.registry import PACK_SFT, run_or_find
 from flows.summary import Summary
 from schemas.sft import PackSftConfig
 from tasks.store.receipts import Verify
@@ -30,7 +30,7 @@ def run_demo(output_dir: Path, as_json: bool) -> int:
     sources = (text for _, text in islice(library_sources(), _TRAINING_MODULES))
     vocabulary = train_bpe(sources, tokenizer, _VOCABULARY)
     config = PackSftConfig.parse(_config(output_dir, chats, tokenizer))
-    summary = run_pack_sft(config, "threads", Verify.SIZE, force=False)
+    summary = run_or_find(PACK_SFT, config, "threads", Verify.SIZE, force=False)
     verdict = validate_path(Path(summary.run_dir))
     verdict.raise_if_bad()
     seconds = time.monotonic() - started

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from schemas.run import Receipt, RunManifest
+from schemas.run import RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
-from tasks.runtime.mapping import each_with_receipts, run_once
+from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.sft import steps
 from tasks.sft.checks import check_rejects, check_splits, run_ledger
 from tasks.sft.identity import Identity, identify
@@ -22,10 +21,6 @@ from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
 log = logging.getLogger("gristmill.pack_sft")
-
-# Runs one task for each work, in any order; returns their receipts in the order of the works.
-Each = Callable[[Any, Sequence[Any]], list[Receipt]]
-Once = Callable[[Any, Any], Any]
 
 
 @flow(name=FLOW, persist_result=False)

@@ -23,6 +23,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         manifest, ledger = self.manifest, self.manifest.ledger
+        # Whole numbers only: what is told by split or bucket stays in the manifest.
         totals = {name: value for name, value in manifest.statistics.items() if isinstance(value, int)}
         return {
             "flow": manifest.flow,
@@ -58,6 +59,11 @@ class Summary:
                     f"{counts['pack_size']:,}, {counts['packing_efficiency']:.2f}% full, "
                     f"{counts['tokens']:,} tokens, {counts['trained_tokens']:,} trained"
                 )
+        for bucket in self.manifest.statistics.get("buckets", []):
+            out.append(
+                f"  {bucket['source']}/{bucket['bucket']}: {bucket['sampled']:,} of {bucket['requested']:,}, "
+                f"from {bucket['rows']:,} rows, {bucket['text_bytes']:,} bytes of text in {bucket['shards']} shards"
+            )
         out.append(f"  run        {self.run_dir}")
         return out
 

@@ -12,7 +12,10 @@ from schemas.run import Receipt
 from tasks.runtime.cache import bind
 from tasks.store.receipts import Verify
 
+# Runs one task for each work, in any order; returns their receipts in the order of the works.
 Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
+# Runs one step that is not cached.
+Once = Callable[[Task[..., Any], Any], Any]
 
 
 def each_with_receipts(output_dir: Path, verify: Verify, refresh: bool = False) -> Each:

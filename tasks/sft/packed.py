@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.sft.plan import padded_length
-from tasks.sft.spool import Spool, read_array
+from tasks.sft.spool import Spool
+from tasks.store.arrays import read_array
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from schemas.run import Receipt, RowLedger
 from schemas.sft import Count, Overflow, PackConfig
 from tasks.sft.packing import pack
 from tasks.sft.splits import in_split, repeated
-from tasks.sft.spool import Spool, open_spools, write_array
+from tasks.sft.spool import Spool, open_spools
+from tasks.store.arrays import write_array
 from tasks.store.layout import stage_folder
 from tasks.store.rejects import RejectWriter
 

@@ -21,7 +21,6 @@ The split, the pack size and everything after are no business of the spool, so c
 from __future__ import annotations
 
 import contextlib
-import io
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord
-from tasks.store.atomic import AtomicFile, write_file
+from tasks.store.arrays import read_array, write_array
+from tasks.store.atomic import AtomicFile
 
 TOKENS = "tokens.i32"
 LOSS_MASK = "loss_mask.u8"
@@ -108,19 +108,6 @@ class SpoolWriter:
 
 def _concatenate(parts: list[Any], dtype: Any, empty: tuple[int, ...] = (0,)) -> Any:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(empty, dtype)
-
-
-def write_array(path: Path, array: NDArray[Any], root: Path) -> FileRecord:
-    """Write an array as `.npy` (no pickle) atomically; returns its record relative to `root`."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
-    return write_file(path, buffer.getvalue()).record(root)
-
-
-def read_array(path: Path) -> NDArray[Any]:
-    """A `.npy` file as a read-only memory map; never unpickles."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array
 
 
 class Spool:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from schemas.errors import ConfigError, InputError
 
@@ -75,6 +75,23 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
             where=path,
         )
     return _sorted(_walk(root, where.parts[wild:], patterns), path, patterns)
+
+
+def files_below(root: Path, glob: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile, ...]:
+    """The supported files below `root` that `glob` matches, sorted by the bytes of their name relative to it.
+
+    Args:
+        root: taken as it is, wildcard characters included.
+        glob: relative to `root`, with `/`.
+
+    Raises:
+        ConfigError: `missing_path`: `root` is no folder; `no_files`: nothing matches.
+        InputError: as `resolve`.
+    """
+    mode = _mode(root)
+    if mode is None or not stat.S_ISDIR(mode):
+        raise ConfigError("no such folder", code="missing_path", where=str(root))
+    return _sorted(_walk(root, PurePosixPath(glob).parts, patterns), str(root / glob), patterns)
 
 
 def _local(path: str) -> Path:

@@ -235,7 +235,7 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
 
 def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
     try:
-        return table_rows(batch)
+        return [*table_rows(batch)]
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
             return [

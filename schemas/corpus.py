@@ -1,0 +1,201 @@
+"""Corpus sampling: configuration, the rule of selection, and the schema of a sample.
+
+A document is a row of a Parquet file in a bucket. Its id is `"{bucket}#{path}#{row}"`, with the path relative to
+the bucket's folder; its hash the first 8 bytes of MD5 of `"{seed}_{id}"`, big-endian. A bucket keeps the `count`
+documents of smallest hash (ties by file, then row), in file and row order. A larger count keeps all earlier rows.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.config import Config, by_content, execution_only
+
+FLOW = "sample-corpus"
+# Enters every hash; raised when the same configuration would give other bytes, defaults included.
+FORMAT_VERSION = 1
+
+SAMPLING_INFO = "sampling_info.json"
+REPORT = "report.json"
+# A sample publishes nothing beside `latest`.
+PUBLISHED: dict[str, str] = {}
+
+DEFAULT_GLOB = "**/*.parquet"
+OWN_COLUMNS = ("text", "source_dataset", "source_bucket")
+
+
+class OnError(StrEnum):
+    """What an unreadable input file does to the run."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class SampleCompression(StrEnum):
+    """Parquet codecs of a sample."""
+
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    GZIP = "gzip"
+    NONE = "none"
+
+
+class BucketConfig(Config):
+    """How many documents to take from one bucket."""
+
+    count: int = Field(ge=0, title="Count", description="Documents to keep; all of them if there are fewer.")
+
+
+class CorpusDatasetConfig(Config):
+    """One corpus: a folder with a sub-folder of Parquet files for each bucket."""
+
+    name: str = Field(min_length=1, title="Name", description="Written to the column source_dataset.")
+    source: str = by_content(
+        ..., min_length=1, title="Source", description="Folder that holds one sub-folder for each bucket."
+    )
+    samples: int | None = execution_only(
+        None, ge=0, title="Samples", description="Informative: what the bucket counts add up to."
+    )
+    buckets: dict[str, BucketConfig] = Field(
+        default_factory=dict, title="Buckets", description="Count for each bucket, by folder name."
+    )
+    stars_filter: dict[str, BucketConfig] = Field(
+        default_factory=dict,
+        title="Stars filter",
+        description="Older name of buckets; used when buckets is empty.",
+    )
+    text_column: str | None = Field(
+        None,
+        title="Text column",
+        description="Column of the text; by default 'content' when the name contains 'github', else 'text'.",
+    )
+    glob: str = Field(
+        DEFAULT_GLOB,
+        min_length=1,
+        title="File glob",
+        description="Files of a bucket, relative to its folder.",
+    )
+    keep_columns: tuple[str, ...] = Field(
+        (), title="Keep columns", description="Further columns of the source to copy into the sample."
+    )
+
+    @field_validator("buckets", "stars_filter", mode="before")
+    @classmethod
+    def _names_as_text(cls, buckets: Any) -> Any:
+        # YAML reads 4.0 as a float and 3 as an int; folders are named by their text.
+        return {str(key): value for key, value in buckets.items()} if isinstance(buckets, dict) else buckets
+
+    @field_validator("buckets", "stars_filter")
+    @classmethod
+    def _names_stay_in_the_source(cls, buckets: dict[str, BucketConfig]) -> dict[str, BucketConfig]:
+        for name in buckets:
+            if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+                raise ValueError(f"a bucket is one folder name below the source, not {name!r}")
+        return buckets
+
+    @field_validator("keep_columns")
+    @classmethod
+    def _columns_are_free(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        taken = [name for name in columns if name in OWN_COLUMNS]
+        if taken or len(set(columns)) != len(columns):
+            raise ValueError(
+                f"columns must be distinct and none of {', '.join(OWN_COLUMNS)}; got {list(columns)}"
+            )
+        return columns
+
+    @model_validator(mode="after")
+    def _has_buckets(self) -> CorpusDatasetConfig:
+        if not self.counts:
+            raise ValueError("no bucket is given; write buckets: {folder name: {count: n}}")
+        return self
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Documents wanted from each bucket, in configuration order."""
+        return {name: bucket.count for name, bucket in (self.buckets or self.stars_filter).items()}
+
+    @property
+    def text(self) -> str:
+        """The column the text is read from."""
+        if self.text_column is not None:
+            return self.text_column
+        return "content" if "github" in self.name.lower() else "text"
+
+
+class SampleCorpusConfig(Config):
+    """A deterministic, exact sample of bucketed Parquet corpora."""
+
+    output_dir: str = execution_only(
+        ...,
+        min_length=1,
+        title="Output folder",
+        description="Folder for runs, stages and the published view.",
+    )
+    datasets: dict[str, CorpusDatasetConfig] = Field(
+        min_length=1, title="Data sets", description="The corpora, by a key of your choice."
+    )
+    random_seed: int = Field(
+        42, ge=-(2**63), le=2**63 - 1, title="Seed", description="Part of every document's hash."
+    )
+    output_format: Literal["parquet"] = Field(
+        "parquet", title="Output format", description="Only parquet is supported."
+    )
+    max_rows: int = Field(500_000, ge=1, title="Rows a file", description="Most rows of one output file.")
+    compression: SampleCompression = Field(
+        SampleCompression.ZSTD, title="Compression", description="Parquet compression codec."
+    )
+    compression_level: int = Field(
+        1, ge=1, le=22, title="Compression level", description="Level for zstd (1-22) and gzip (1-9)."
+    )
+    min_characters: int = Field(
+        0,
+        ge=0,
+        title="Shortest text",
+        description="Documents with fewer characters are filtered before selection.",
+    )
+    max_characters: int | None = Field(
+        None,
+        ge=1,
+        title="Longest text",
+        description="Documents with more characters are filtered before selection.",
+    )
+    on_error: OnError = Field(
+        OnError.FAIL,
+        title="On error",
+        description="fail: an unreadable file stops the run before anything is written; skip: it is left out, "
+        "counted and listed.",
+    )
+    workers: int = execution_only(
+        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
+    )
+    io_workers: int = execution_only(
+        2 * min(32, os.cpu_count() or 1),
+        ge=1,
+        le=1024,
+        title="I/O workers",
+        description="Files looked at at once.",
+    )
+    batch_rows: int = execution_only(
+        50_000,
+        ge=1,
+        title="Batch rows",
+        description="Accepted for older configurations; reading adapts by itself.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> SampleCorpusConfig:
+        if self.max_characters is not None and self.max_characters < self.min_characters:
+            raise ValueError(
+                f"max_characters {self.max_characters} is below min_characters {self.min_characters}"
+            )
+        if self.compression is SampleCompression.GZIP and self.compression_level > 9:
+            raise ValueError(f"gzip has levels 1 to 9, not {self.compression_level}")
+        return self
+
+    @property
+    def filters_length(self) -> bool:
+        return self.min_characters > 0 or self.max_characters is not None

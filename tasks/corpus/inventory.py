@@ -1,0 +1,207 @@
+"""What is in the files, by their footers: rows, row groups, and whether every text can be there.
+
+Nothing is written before every file has been looked at, and every file that cannot be used is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
+from schemas.errors import InputError
+from tasks.corpus.identity import BucketInputs, Identity
+
+_NAMED = 20
+_CHECK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows and uncompressed bytes of one row group."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One readable file of a bucket.
+
+    Attributes:
+        path: where it lies; `name`: relative to the bucket's folder.
+        digest: SHA-256 of its content.
+        groups: its row groups, in file order.
+        may_hold_nulls: the footer does not rule out null texts.
+        keep_types: Arrow types of the columns to keep.
+    """
+
+    path: str
+    name: str
+    digest: str
+    groups: tuple[RowGroup, ...]
+    may_hold_nulls: bool
+    keep_types: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file or folder that was left out, and why."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket after the inventory.
+
+    Attributes:
+        inputs: what was asked for.
+        files: the readable files, sorted by name; a file's position is its index in ties.
+        skipped: what `on_error: skip` left out.
+    """
+
+    inputs: BucketInputs
+    files: tuple[SourceFile, ...]
+    skipped: tuple[SkippedFile, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.inputs.key}/{self.inputs.bucket}"
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def take_inventory(config: SampleCorpusConfig, identity: Identity) -> tuple[Bucket, ...]:
+    """Open every footer, `io_workers` at once.
+
+    Raises:
+        InputError: files that cannot be used, all of them named, unless `on_error` is skip.
+    """
+    # When bad files may be left out, every page is read now: a selection must not change half-way.
+    thorough = config.on_error is OnError.SKIP
+    with ThreadPoolExecutor(config.io_workers) as pool:
+        jobs = [
+            [
+                pool.submit(_look, file.path, file.name, digest, entry.dataset, thorough)
+                for file, digest in zip(entry.files, entry.digests, strict=True)
+            ]
+            for entry in identity.buckets
+        ]
+        results = [[job.result() for job in row] for row in jobs]
+    buckets = tuple(_bucket(entry, row) for entry, row in zip(identity.buckets, results, strict=True))
+    if config.on_error is OnError.FAIL:
+        _refuse(
+            f"{bucket.label}/{skipped.name}: {skipped.detail}"
+            for bucket in buckets
+            for skipped in bucket.skipped
+        )
+    return buckets
+
+
+def _bucket(entry: BucketInputs, looked: list[SourceFile | SkippedFile]) -> Bucket:
+    looked = list(_of_one_type(entry, looked))
+    skipped = [found for found in looked if isinstance(found, SkippedFile)]
+    if entry.missing:
+        skipped.append(SkippedFile("", "missing_bucket", entry.missing))
+    return Bucket(entry, tuple(found for found in looked if isinstance(found, SourceFile)), tuple(skipped))
+
+
+def _of_one_type(
+    entry: BucketInputs, looked: list[SourceFile | SkippedFile]
+) -> Iterable[SourceFile | SkippedFile]:
+    """Files whose kept columns differ in type from the first file's cannot share a Parquet file with it."""
+    first = next((found for found in looked if isinstance(found, SourceFile)), None)
+    for found in looked:
+        if isinstance(found, SourceFile) and first is not None and found.keep_types != first.keep_types:
+            columns = ", ".join(entry.dataset.keep_columns)
+            detail = f"keep_columns ({columns}) are {found.keep_types}, in {first.name} they are {first.keep_types}"
+            yield SkippedFile(found.name, "bad_column", detail)
+        else:
+            yield found
+
+
+def _refuse(faults: Iterable[str]) -> None:
+    listed = list(faults)
+    if listed:
+        more = f"; and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+        raise InputError(
+            f"{len(listed)} files cannot be sampled: {'; '.join(listed[:_NAMED])}{more}. Mend or remove them, or set "
+            "on_error: skip",
+            code="bad_files",
+            where="datasets",
+        )
+
+
+def _look(
+    path: Path, name: str, digest: str, dataset: CorpusDatasetConfig, thorough: bool
+) -> SourceFile | SkippedFile:
+    try:
+        with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+            fault = _column_fault(file.schema_arrow, dataset)
+            if fault is not None:
+                return SkippedFile(name, *fault)
+            metadata = file.metadata
+            groups = tuple(_row_group(metadata, index) for index in range(metadata.num_row_groups))
+            if sum(group.rows for group in groups) != metadata.num_rows:
+                raise pa.ArrowInvalid(f"the footer promises {metadata.num_rows} rows")
+            if thorough:
+                _read_through(file, dataset, metadata.num_rows)
+            types = tuple(str(file.schema_arrow.field(column).type) for column in dataset.keep_columns)
+            return SourceFile(str(path), name, digest, groups, _may_hold_nulls(metadata, dataset.text), types)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        return SkippedFile(name, "unreadable_file", f"not a readable Parquet file: {error}")
+
+
+def _column_fault(schema: pa.Schema, dataset: CorpusDatasetConfig) -> tuple[str, str] | None:
+    for column in (dataset.text, *dataset.keep_columns):
+        if len(schema.get_all_field_indices(column)) != 1:
+            known = ", ".join(schema.names[:10])
+            return "missing_column", f"no column {column!r} (columns: {known})"
+    kind = schema.field(dataset.text).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return "bad_column", f"the text column {dataset.text!r} is {kind}, not string"
+    return None
+
+
+def _row_group(metadata: pq.FileMetaData, index: int) -> RowGroup:
+    group = metadata.row_group(index)
+    return RowGroup(group.num_rows, group.total_byte_size)
+
+
+def _may_hold_nulls(metadata: pq.FileMetaData, column: str) -> bool:
+    """Whether the footer's statistics leave room for a null text."""
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        if group.num_columns != len(metadata.schema):
+            # Asking such a footer for a column ends the whole process in Arrow.
+            raise pa.ArrowInvalid(f"row group {index} has {group.num_columns} columns")
+        for position in range(group.num_columns):
+            chunk = group.column(position)
+            if chunk.path_in_schema == column:
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count or statistics.null_count:
+                    return True
+    return False
+
+
+def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int) -> None:
+    columns = [dataset.text, *dataset.keep_columns]
+    seen = sum(batch.num_rows for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False))
+    if seen != rows:
+        raise pa.ArrowInvalid(f"{rows - seen} rows of the footer are not in the pages")

@@ -1,0 +1,233 @@
+"""From stage files to a published sample: numbered shards, sampling_info.json, the report, the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from schemas.corpus import FLOW, PUBLISHED, REPORT, SAMPLING_INFO
+from schemas.errors import IntegrityError
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
+from tasks.corpus.outline import Selection
+from tasks.store.environment import environment, versions
+from tasks.store.fingerprint import check_unchanged
+from tasks.store.layout import stage_folder
+from tasks.store.publish import commit_run, fill_run, publishing
+from tasks.store.rejects import RejectWriter
+
+
+@dataclass(frozen=True)
+class SampledBucket:
+    """A bucket that was written.
+
+    Attributes:
+        selection: its cutoff and planned shards.
+        screened: receipts of its screening; `written`: of its shards, in order.
+    """
+
+    selection: Selection
+    screened: tuple[Receipt, ...]
+    written: tuple[Receipt, ...]
+
+    @property
+    def files(self) -> list[FileRecord]:
+        return [record for receipt in self.written for record in receipt.files]
+
+    @property
+    def rows(self) -> list[int]:
+        return [rows for receipt in self.written for rows in receipt.statistics["rows"]]
+
+    def ledger(self) -> RowLedger:
+        """Where the bucket's rows went; a file that was skipped counts as one rejected row.
+
+        Raises:
+            IntegrityError: the stages do not agree.
+        """
+        selection = self.selection
+        screened = RowLedger.total(receipt.ledger for receipt in self.screened if receipt.ledger is not None)
+        unscreened = selection.bucket.rows - screened.rows_in
+        ledger = RowLedger.total([screened, RowLedger(rows_in=unscreened, rows_used=unscreened)])
+        if selection.receipt.ledger is not None:
+            ledger = ledger.then(selection.receipt.ledger)
+        ledger = ledger.then(RowLedger(rows_in=sum(self.rows), rows_used=sum(self.rows)))
+        skipped: dict[str, int] = {}
+        for file in selection.bucket.skipped:
+            skipped[file.reason] = skipped.get(file.reason, 0) + 1
+        return RowLedger.total([ledger, RowLedger(rows_in=sum(skipped.values()), rejected=skipped)])
+
+
+@dataclass(frozen=True)
+class PublishWork:
+    """A written sample, ready to be seen; see `tasks.sft.publish.PublishWork`."""
+
+    output_dir: str
+    run_hash: str
+    random_seed: int
+    buckets: tuple[SampledBucket, ...]
+    config: str
+    inputs: tuple[InputRecord, ...]
+    seen: dict[str, list[int]]
+
+
+def publish_sample(work: PublishWork) -> RunManifest:
+    """Count what is on disk, fill the run folder, write its manifest, move `latest`.
+
+    Raises:
+        InputError: an input changed since it was hashed; nothing is published.
+        IntegrityError: a shard does not hold the rows its receipt says.
+        StorageError: a file cannot be linked or written.
+    """
+    check_unchanged(work.seen)
+    root = Path(work.output_dir)
+    names = shard_names(work.buckets)
+    on_disk = {name: _count_rows(root, record, rows) for name, (record, rows) in names.items()}
+    ledger = RowLedger.total(bucket.ledger() for bucket in work.buckets)
+    links = {name: record for name, (record, _) in names.items()}
+    for bucket in work.buckets:
+        links.update(_reject_links(bucket))
+    info = sampling_info(work, on_disk)
+    documents = {SAMPLING_INFO: _json(info), REPORT: _json(report(work.buckets))}
+    notes = {
+        "config.json": work.config.encode() + b"\n",
+        "inputs.json": _json([record.model_dump() for record in work.inputs]),
+    }
+    with publishing(root, work.run_hash):
+        skipped = _skipped_file(root, work)
+        outputs = fill_run(root, work.run_hash, {**links, **skipped}, {}, documents, notes)
+        manifest = RunManifest(
+            flow=FLOW,
+            run_hash=work.run_hash,
+            outputs=outputs,
+            ledger=ledger,
+            statistics=_statistics(work, info),
+            stages=_lineage(work.buckets),
+            versions=versions(),
+            environment=environment(),
+        )
+        commit_run(root, manifest, PUBLISHED)
+    return manifest
+
+
+def shard_names(buckets: Sequence[SampledBucket]) -> dict[str, tuple[FileRecord, int]]:
+    """Published name of every shard, in output order, with its record and planned rows."""
+    shards = [pair for bucket in buckets for pair in zip(bucket.files, bucket.rows, strict=True)]
+    return {f"train-{i:05d}-of-{len(shards):05d}.parquet": shard for i, shard in enumerate(shards)}
+
+
+def _count_rows(root: Path, record: FileRecord, rows: int) -> int:
+    found = int(pq.read_metadata(root / record.path).num_rows)
+    if found != rows:
+        raise IntegrityError(
+            f"{rows} rows were written and {found} are there", code="totals", where=record.path
+        )
+    return found
+
+
+def sampling_info(work: PublishWork, on_disk: dict[str, int]) -> dict[str, Any]:
+    """The summary other tools read, counted from the files: requested and sampled by source and bucket."""
+    sources: dict[str, dict[str, Any]] = {}
+    counts = iter(on_disk.values())
+    for bucket in work.buckets:
+        inputs = bucket.selection.bucket.inputs
+        source = sources.setdefault(
+            inputs.key,
+            {
+                "name": inputs.dataset.name,
+                "source": inputs.dataset.source,
+                "requested": 0,
+                "sampled": 0,
+                "buckets": {},
+            },
+        )
+        sampled = sum(next(counts) for _ in bucket.files)
+        source["buckets"][inputs.bucket] = {"requested": inputs.count, "sampled": sampled}
+        source["requested"] += inputs.count
+        source["sampled"] += sampled
+        skipped = bucket.selection.bucket.skipped
+        if skipped:
+            source["buckets"][inputs.bucket]["skipped_files"] = [
+                {"file": file.name, "reason": file.reason} for file in skipped
+            ]
+    return {
+        "total_requested": sum(source["requested"] for source in sources.values()),
+        "total_sampled": sum(source["sampled"] for source in sources.values()),
+        "random_seed": work.random_seed,
+        "sources": sources,
+    }
+
+
+def report(buckets: Sequence[SampledBucket]) -> list[dict[str, Any]]:
+    """For each bucket: rows, requested, sampled, bytes, and a histogram of text lengths in bytes."""
+    entries = []
+    for bucket in buckets:
+        selection = bucket.selection
+        lengths: dict[int, int] = {}
+        for receipt in bucket.written:
+            for power, count in receipt.statistics["bytes_up_to_power_of_2"].items():
+                lengths[int(power)] = lengths.get(int(power), 0) + count
+        entries.append(
+            {
+                "source": selection.bucket.inputs.key,
+                "bucket": selection.bucket.inputs.bucket,
+                "files": len(selection.bucket.files),
+                "rows": selection.bucket.rows,
+                "eligible": selection.work.eligible,
+                "requested": selection.bucket.inputs.count,
+                "sampled": sum(bucket.rows),
+                "shards": len(bucket.files),
+                "text_bytes": sum(receipt.statistics["text_bytes"] for receipt in bucket.written),
+                "stored_bytes": sum(record.bytes for record in bucket.files),
+                "text_bytes_up_to": {str(2**power): count for power, count in sorted(lengths.items())},
+                "cutoff": list(selection.cutoff),
+            }
+        )
+    return entries
+
+
+def _statistics(work: PublishWork, info: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "requested": info["total_requested"],
+        "sampled": info["total_sampled"],
+        "shards": sum(len(bucket.files) for bucket in work.buckets),
+        "text_bytes": sum(
+            receipt.statistics["text_bytes"] for bucket in work.buckets for receipt in bucket.written
+        ),
+        "skipped_files": sum(len(bucket.selection.bucket.skipped) for bucket in work.buckets),
+        "buckets": report(work.buckets),
+    }
+
+
+def _reject_links(bucket: SampledBucket) -> dict[str, FileRecord]:
+    inputs = bucket.selection.bucket.inputs
+    found = [r for receipt in bucket.screened for r in receipt.files if r.path.endswith("/rejects.parquet")]
+    return {f"rejects/{inputs.key}-{inputs.bucket}-{i:06d}.parquet": record for i, record in enumerate(found)}
+
+
+def _skipped_file(root: Path, work: PublishWork) -> dict[str, FileRecord]:
+    """The list of skipped files, as rejects without a row number."""
+    path = stage_folder(root, work.run_hash) / "skipped.parquet"
+    with RejectWriter(path) as rejects:
+        for bucket in work.buckets:
+            for file in bucket.selection.bucket.skipped:
+                rejects.add(f"{bucket.selection.bucket.label}/{file.name}", -1, file.reason, file.detail)
+        records = rejects.finish(root)
+    return {"rejects/skipped-files.parquet": records[0]} if records else {}
+
+
+def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
+    stages: dict[str, str] = {}
+    for bucket in buckets:
+        label = bucket.selection.bucket.label
+        stages[f"select/{label}"] = bucket.selection.receipt.stage
+        for step, receipts in (("screen", bucket.screened), ("write", bucket.written)):
+            stages.update({f"{step}/{label}/{i:06d}": receipt.stage for i, receipt in enumerate(receipts)})
+    return stages
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"

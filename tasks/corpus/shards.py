@@ -1,0 +1,156 @@
+"""Cutting a bucket's selection into shards: a pure function of the inventory and of what is selected.
+
+Shards are cut at row-group edges, by source bytes and by selected rows, never across buckets and never by the
+number of workers. Only a row group that alone holds more selected rows than a shard may is cut inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.corpus.inventory import SourceFile
+
+_SMALLEST_SHARD_BYTES = 64 << 20
+_SHARDS = 96
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of one file that goes into a shard.
+
+    Attributes:
+        path, name, digest: the file.
+        file: its index in the bucket.
+        first_group, end_group: row groups to read.
+        first_row: the row of the file at which `first_group` starts.
+        start, stop: rows of the file that belong to the shard, within those groups.
+        bitmap: eligibility bitmap of the file, or empty.
+    """
+
+    path: str
+    name: str
+    digest: str
+    file: int
+    first_group: int
+    end_group: int
+    first_row: int
+    start: int
+    stop: int
+    bitmap: str
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The pieces of one shard, and how many rows they give."""
+
+    pieces: tuple[Piece, ...]
+    rows: int
+
+
+def shard_bytes_for(total_bytes: int) -> int:
+    """Uncompressed source bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold the corpus.
+
+    A power of two, so a corpus that grows a little keeps its shards and their cached results.
+    """
+    shard_bytes = _SMALLEST_SHARD_BYTES
+    while shard_bytes * _SHARDS < total_bytes:
+        shard_bytes *= 2
+    return shard_bytes
+
+
+# (file, start, stop) -> which of these rows are selected.
+Kept = Callable[[int, int, int], NDArray[np.bool_]]
+
+
+def cut_shards(
+    files: Sequence[SourceFile],
+    bitmaps: Sequence[str],
+    selected: NDArray[np.int64],
+    max_rows: int,
+    shard_bytes: int,
+    kept: Kept,
+) -> list[ShardPlan]:
+    """The shards of a bucket, in row order; row groups that give no row are left out.
+
+    Args:
+        selected: int64[row groups of all files], as `select_bucket` counts them.
+        max_rows: most rows of one shard.
+        shard_bytes: a shard is closed before it spans more uncompressed bytes than this.
+        kept: asked only for row groups that must be cut inside.
+    """
+    shards: list[ShardPlan] = []
+    pieces: list[Piece] = []
+    rows = size = 0
+    for piece, piece_rows, piece_bytes in _pieces(files, bitmaps, selected, max_rows, kept):
+        if pieces and (rows + piece_rows > max_rows or size + piece_bytes > shard_bytes):
+            shards.append(ShardPlan(tuple(pieces), rows))
+            pieces, rows, size = [], 0, 0
+        if pieces and _continues(pieces[-1], piece):
+            last = pieces.pop()
+            piece = _joined(last, piece)
+        pieces.append(piece)
+        rows += piece_rows
+        size += piece_bytes
+    if pieces:
+        shards.append(ShardPlan(tuple(pieces), rows))
+    return shards
+
+
+def _pieces(
+    files: Sequence[SourceFile],
+    bitmaps: Sequence[str],
+    selected: NDArray[np.int64],
+    max_rows: int,
+    kept: Kept,
+) -> Iterator[tuple[Piece, int, int]]:
+    """Every row group that gives rows, cut inside only where it gives more than `max_rows`."""
+    counts = iter(selected.tolist())
+    for index, file in enumerate(files):
+        first_row = 0
+        for number, group in enumerate(file.groups):
+            count = next(counts)
+            for start, stop, rows in _cuts(index, first_row, group.rows, count, max_rows, kept):
+                piece = Piece(
+                    path=file.path,
+                    name=file.name,
+                    digest=file.digest,
+                    file=index,
+                    first_group=number,
+                    end_group=number + 1,
+                    first_row=first_row,
+                    start=start,
+                    stop=stop,
+                    bitmap=bitmaps[index],
+                )
+                yield piece, rows, group.bytes
+            first_row += group.rows
+
+
+def _cuts(
+    file: int, first_row: int, num_rows: int, count: int, max_rows: int, kept: Kept
+) -> Iterator[tuple[int, int, int]]:
+    """`(start, stop, selected rows)` of the parts of one row group."""
+    end = first_row + num_rows
+    if count == 0:
+        return
+    if count <= max_rows:
+        yield first_row, end, count
+        return
+    chosen = first_row + np.flatnonzero(kept(file, first_row, end))
+    edges = [first_row, *chosen[max_rows::max_rows].tolist(), end]
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        yield start, stop, min(max_rows, count - number * max_rows)
+
+
+def _continues(last: Piece, piece: Piece) -> bool:
+    return last.file == piece.file and last.end_group == piece.first_group and last.stop == piece.start
+
+
+def _joined(last: Piece, piece: Piece) -> Piece:
+    return dataclasses.replace(last, end_group=piece.end_group, stop=piece.stop)

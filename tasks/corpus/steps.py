@@ -1,0 +1,35 @@
+"""The Prefect tasks of sample-corpus: each calls one kernel and returns what it returned."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from schemas.run import Receipt, RunManifest
+from tasks.corpus.publish import PublishWork, publish_sample
+from tasks.corpus.screen import ScreenWork, screen_files
+from tasks.corpus.select import SelectWork, select_bucket
+from tasks.corpus.write import WriteWork, write_sample
+
+
+@task(name="screen")
+def screen(work: ScreenWork) -> Receipt:
+    """Which documents of some files may be sampled."""
+    return screen_files(work)
+
+
+@task(name="select")
+def select(work: SelectWork) -> Receipt:
+    """The cutoff of one bucket."""
+    return select_bucket(work)
+
+
+@task(name="write")
+def write(work: WriteWork) -> Receipt:
+    """Shards of one bucket."""
+    return write_sample(work)
+
+
+@task(name="publish", persist_result=False)
+def publish(work: PublishWork) -> RunManifest:
+    """The run folder, its manifest, and the pointer to it."""
+    return publish_sample(work)

@@ -1,0 +1,205 @@
+"""Sample shards: selected rows, taken batch by batch and written in row groups of about 32 MiB.
+
+zstd-1, no dictionary and no statistics on text, 256 KiB pages. The bytes depend on how Arrow arrays are chunked, so
+the chunks of a row group are combined before it is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.corpus import OWN_COLUMNS, SampleCompression
+from schemas.errors import IntegrityError
+from schemas.run import FileRecord, Receipt, RowLedger
+from tasks.corpus.reading import iter_columns
+from tasks.corpus.select import Eligibility, kept_rows
+from tasks.corpus.selection import Cutoff, IdRange
+from tasks.corpus.shards import Piece, ShardPlan
+from tasks.store.atomic import AtomicFile
+from tasks.store.layout import stage_folder
+
+_GROUP_BYTES = 32 << 20
+_PAGE_BYTES = 256 << 10
+_COMPRESSED = ("zstd", "gzip")
+
+
+@dataclass(frozen=True)
+class WriteWork:
+    """Some shards of one bucket.
+
+    Attributes:
+        shards: what each of them holds.
+        dataset: value of the column `source_dataset`; `bucket` that of `source_bucket`.
+        text: the source's text column; `keep_columns` the others to copy.
+    """
+
+    task: ClassVar[str] = "write"
+    part: ClassVar[int] = 0
+    output_dir: str
+    stage: str
+    shards: tuple[ShardPlan, ...]
+    seed: int
+    bucket: str
+    dataset: str
+    text: str
+    keep_columns: tuple[str, ...]
+    cutoff: Cutoff
+    compression: SampleCompression
+    compression_level: int
+
+
+def write_sample(work: WriteWork) -> Receipt:
+    """Write the shards of `work` into its stage folder.
+
+    Raises:
+        InputError: a source file is damaged.
+        IntegrityError: a shard did not get the rows it was planned to.
+        StorageError: a shard cannot be written.
+    """
+    root = Path(work.output_dir)
+    records: list[FileRecord] = []
+    rows: list[int] = []
+    lengths: Counter[int] = Counter()
+    text_bytes = 0
+    for number, shard in enumerate(work.shards):
+        path = stage_folder(root, work.stage) / f"part-{number:06d}.parquet"
+        with _SampleWriter(path, work) as writer:
+            for piece in shard.pieces:
+                for batch in _selected(work, piece):
+                    writer.add(batch)
+            writer.finish()
+        if writer.rows != shard.rows:
+            raise IntegrityError(
+                f"{shard.rows} rows were planned and {writer.rows} found; did a source file change?",
+                code="totals",
+                where=shard.pieces[0].name,
+            )
+        records.append(writer.record(root))
+        rows.append(writer.rows)
+        lengths.update(writer.lengths)
+        text_bytes += writer.text_bytes
+    return Receipt(
+        task=work.task,
+        stage=work.stage,
+        part=work.part,
+        files=tuple(records),
+        ledger=RowLedger(rows_in=sum(rows), rows_used=sum(rows)),
+        statistics={
+            "rows": rows,
+            "text_bytes": text_bytes,
+            "bytes_up_to_power_of_2": {str(k): n for k, n in sorted(lengths.items())},
+        },
+    )
+
+
+def _selected(work: WriteWork, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The selected rows of a piece, columns in source order: text first, then the kept ones."""
+    eligible = Eligibility({piece.file: piece.bitmap})
+    ids = IdRange(piece.file, piece.start, piece.stop)
+    kept = kept_rows(work.seed, work.bucket, piece.name, ids, work.cutoff, eligible)
+    # Rows of the groups read that lie outside the piece belong to other shards.
+    row = piece.first_row - piece.start
+    columns = [work.text, *work.keep_columns]
+    for batch in iter_columns(piece.path, piece.name, range(piece.first_group, piece.end_group), columns):
+        low, high = max(row, 0), min(row + batch.num_rows, len(kept))
+        if low < high:
+            chosen = np.flatnonzero(kept[low:high])
+            if len(chosen):
+                taken = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen + (low - row)))
+                yield _plain_text(taken)
+        row += batch.num_rows
+
+
+def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with its text as `string`: files of one bucket may store it in different ways."""
+    text = batch.column(0)
+    if pa.types.is_string(text.type):
+        return batch
+    return batch.set_column(0, batch.schema.field(0).with_type(pa.string()), text.cast(pa.string()))
+
+
+class _SampleWriter:
+    """Writes one shard; nothing is visible before `finish`."""
+
+    def __init__(self, path: Path, work: WriteWork) -> None:
+        self._work = work
+        self._file = AtomicFile(path)
+        self._writer: pq.ParquetWriter | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self.rows = 0
+        self.text_bytes = 0
+        self.lengths: Counter[int] = Counter()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        lengths = pc.binary_length(batch.column(0)).to_numpy(zero_copy_only=False)
+        classes = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
+        self.lengths.update({power: int(count) for power, count in enumerate(classes) if count})
+        self.rows += batch.num_rows
+        self.text_bytes += int(lengths.sum())
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        self._file.commit()
+
+    def record(self, root: Path) -> FileRecord:
+        return self._file.record(root)
+
+    def __enter__(self) -> _SampleWriter:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            if self._writer is not None:
+                self._writer.close()
+            self._file.__exit__(kind, error, trace)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        source = pa.Table.from_batches(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        columns = [
+            _combined(source.column(0)),
+            pa.repeat(pa.scalar(self._work.dataset), len(source)),
+            pa.repeat(pa.scalar(self._work.bucket), len(source)),
+            *(_combined(source.column(name)) for name in self._work.keep_columns),
+        ]
+        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._work.keep_columns])
+        del source
+        if self._writer is None:
+            self._writer = self._open(table.schema)
+        self._writer.write_table(table, row_group_size=len(table))
+
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        codec = self._work.compression.value
+        return pq.ParquetWriter(
+            pa.PythonFile(self._file, mode="w"),
+            schema,
+            compression=codec,
+            compression_level=self._work.compression_level if codec in _COMPRESSED else None,
+            # The two source columns hold one value a bucket.
+            use_dictionary=["source_dataset", "source_bucket"],
+            write_statistics=["source_dataset", "source_bucket"],
+            data_page_size=_PAGE_BYTES,
+            store_schema=True,
+        )
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
