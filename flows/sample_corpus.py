@@ -15,6 +15,7 @@ from tasks.corpus.identity import Identity, identify
 from tasks.corpus.inventory import take_inventory
 from tasks.corpus.outline import plan_shards, screen_works, select_work, write_works
 from tasks.corpus.publish import PublishWork, SampledBucket
+from tasks.corpus.validate import ValidateWork
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -39,7 +40,7 @@ def sample_corpus(
 
 
 def mill(config: SampleCorpusConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
-    """The story of a run: inventory, screen, select, write, publish."""
+    """The story of a run: inventory, screen, select, write, validate, publish."""
     claim(Path(config.output_dir), FLOW, PUBLISHED)
     _warn_about_counts(config)
     buckets = take_inventory(config, identity)
@@ -73,6 +74,7 @@ def mill(config: SampleCorpusConfig, identity: Identity, each: Each, once: Once)
             len(taken.files),
         )
 
+    once(steps.validate, ValidateWork(config.output_dir, sampled))
     manifest: RunManifest = once(
         steps.publish,
         PublishWork(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from schemas import corpus, sft
 from schemas.errors import ConfigError, IntegrityError
-from schemas.run import RowLedger, RunManifest
+from schemas.run import RunManifest
 from schemas.verdict import Fault, Verdict
+from tasks.corpus.validate import validate_sample
 from tasks.sft.validate import validate_shards
+from tasks.sft.validate_run import validate_packed
 from tasks.store.layout import LATEST, MANIFEST
 from tasks.store.receipts import Verify
 from tasks.store.runs import check_published, read_manifest
+
+# What a run of each flow must keep beyond manifest, files and ledger.
+_BY_FLOW: dict[str, Callable[[Path, RunManifest, bool], Verdict]] = {
+    sft.FLOW: validate_packed,
+    corpus.FLOW: validate_sample,
+}
 
 
 def validate_path(path: Path, full: bool = True) -> Verdict:
@@ -42,79 +52,48 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
 
 
 def _validate_run(folder: Path, full: bool) -> Verdict:
-    where = str(folder)
     try:
         manifest = read_manifest(folder)
     except IntegrityError as error:
-        return Verdict(path=where, kind="run", faults=(_fault(error),))
-    faults: list[Fault] = []
-    for check in (_check_ledger, _check_documents):
-        faults += check(folder, manifest)
+        return Verdict(path=str(folder), kind="run", faults=(_fault(error),))
+    faults = _check_rejects(folder, manifest)
     try:
         check_published(folder, manifest, Verify.SHA256 if full else Verify.SIZE)
     except IntegrityError as error:
         faults.append(_fault(error))
-    shards = [folder / record.path for record in manifest.outputs if record.path.startswith("datasets/")]
-    counts: dict[str, int] = {"files": len(manifest.outputs)}
-    if full:
-        verdict = validate_shards([shard for shard in shards if shard.is_file()], "run", where)
+    counts = {"files": len(manifest.outputs)}
+    of_flow = _BY_FLOW.get(manifest.flow)
+    if of_flow is None:
+        detail = f"unknown flow {manifest.flow!r}; known: {', '.join(sorted(_BY_FLOW))}"
+        faults.append(Fault(where=str(folder / MANIFEST), rule="flow", detail=detail))
+    else:
+        verdict = of_flow(folder, manifest, full)
         counts |= verdict.counts
         faults += verdict.faults
-        faults += _check_totals(folder, manifest, verdict)
-    return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
+    return Verdict(path=str(folder), kind="run", counts=counts, faults=tuple(faults))
 
 
 def _fault(error: IntegrityError) -> Fault:
     return Fault(where=error.where, rule=error.code, detail=error.message)
 
 
-def _check_ledger(folder: Path, manifest: RunManifest) -> list[Fault]:
+def _check_rejects(folder: Path, manifest: RunManifest) -> list[Fault]:
     """The rejected rows the ledger counts are the rows that reject files list."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     listed: dict[str, int] = {}
     for record in manifest.outputs:
         path = folder / record.path
-        if record.path.startswith("rejects/") and path.is_file():
-            for reason in pq.read_table(path, columns=["reason"]).column(0).to_pylist():
-                listed[reason] = listed.get(reason, 0) + 1
-    ledger: RowLedger = manifest.ledger
-    if listed == ledger.rejected:
+        if not record.path.startswith("rejects/") or not path.is_file():
+            continue
+        try:
+            reasons = pq.read_table(path, columns=["reason"]).column(0).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            return [Fault(where=str(path), rule="readable", detail=f"not a readable reject file: {error}")]
+        for reason in reasons:
+            listed[reason] = listed.get(reason, 0) + 1
+    if listed == manifest.ledger.rejected:
         return []
-    detail = f"the ledger rejected {ledger.rejected}, the files in rejects/ list {listed}"
+    detail = f"the ledger rejected {manifest.ledger.rejected}, the files in rejects/ list {listed}"
     return [Fault(where=str(folder / MANIFEST), rule="ledger", detail=detail)]
-
-
-def _check_documents(folder: Path, manifest: RunManifest) -> list[Fault]:
-    """Every path in blend.json leads to a shard, and every split has one."""
-    import json
-
-    from schemas.sft import BLEND
-
-    path = folder / BLEND
-    try:
-        blend: dict[str, list[str]] = json.loads(path.read_bytes())
-        named = [Path(name) for entries in blend.values() for name in entries[1::2]]
-        weights = [float(weight) for entries in blend.values() for weight in entries[0::2]]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        return [Fault(where=str(path), rule="blend", detail=f"not a readable blend: {error}")]
-    faults = [
-        Fault(where=str(path), rule="blend", detail=f"{name}.parquet does not exist")
-        for name in named
-        if not (folder / f"{name}.parquet").is_file()
-    ]
-    if any(weight <= 0 for weight in weights):
-        faults.append(Fault(where=str(path), rule="blend", detail="a weight is not above 0"))
-    return faults
-
-
-def _check_totals(folder: Path, manifest: RunManifest, verdict: Verdict) -> list[Fault]:
-    return [
-        Fault(
-            where=str(folder / MANIFEST),
-            rule="totals",
-            detail=f"{name}: the manifest says {manifest.statistics.get(name)}, the shards hold {found}",
-        )
-        for name in ("bins", "sequences", "tokens", "trained_tokens")
-        if (found := verdict.counts.get(name, 0)) != manifest.statistics.get(name)
-    ]

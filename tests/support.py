@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
+from tasks.corpus.identity import identify as identify_sample
 from tasks.sft.identity import identify
 from tasks.store.receipts import Verify, load_receipt, receipt_key, save_receipt
 
@@ -90,3 +92,11 @@ def published_digests(run_dir: Path) -> dict[str, str]:
         if path.is_file() and name not in ("manifest.json", "config.json", "inputs.json", "report.html"):
             digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return digests
+
+
+def sample_serially(config: SampleCorpusConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
+    """Run sample-corpus's story without a Prefect server; the steps, receipts and files are the real ones."""
+    from flows.sample_corpus import mill
+
+    serial = Serial(Path(config.output_dir), verify)
+    return mill(config, identify_sample(config), serial.each, serial.once), serial

@@ -20,6 +20,8 @@ from tasks.store.layout import stage_folder
 from tasks.store.publish import commit_run, fill_run, publishing
 from tasks.store.rejects import RejectWriter
 
+SHARD_PREFIX = "train-"
+
 
 @dataclass(frozen=True)
 class SampledBucket:
@@ -116,7 +118,7 @@ def publish_sample(work: PublishWork) -> RunManifest:
 def shard_names(buckets: Sequence[SampledBucket]) -> dict[str, tuple[FileRecord, int]]:
     """Published name of every shard, in output order, with its record and planned rows."""
     shards = [pair for bucket in buckets for pair in zip(bucket.files, bucket.rows, strict=True)]
-    return {f"train-{i:05d}-of-{len(shards):05d}.parquet": shard for i, shard in enumerate(shards)}
+    return {f"{SHARD_PREFIX}{i:05d}-of-{len(shards):05d}.parquet": shard for i, shard in enumerate(shards)}
 
 
 def _count_rows(root: Path, record: FileRecord, rows: int) -> int:

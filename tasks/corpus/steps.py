@@ -8,6 +8,7 @@ from schemas.run import Receipt, RunManifest
 from tasks.corpus.publish import PublishWork, publish_sample
 from tasks.corpus.screen import ScreenWork, screen_files
 from tasks.corpus.select import SelectWork, select_bucket
+from tasks.corpus.validate import ValidateWork, check_written
 from tasks.corpus.write import WriteWork, write_sample
 
 
@@ -27,6 +28,12 @@ def select(work: SelectWork) -> Receipt:
 def write(work: WriteWork) -> Receipt:
     """Shards of one bucket."""
     return write_sample(work)
+
+
+@task(name="validate", persist_result=False)
+def validate(work: ValidateWork) -> int:
+    """Every bucket complete, every shard sound."""
+    return check_written(work)
 
 
 @task(name="publish", persist_result=False)

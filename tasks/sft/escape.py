@@ -52,15 +52,17 @@ class Escaper:
             return chr(_FIRST + literals.setdefault(match[0], len(literals)))
 
         escaped = [
-            _map_strings(
-                message, self._assistant if message.get("role") == "assistant" else self._others, stand_in
-            )
+            # The role is one of ours, and what a template compares it with: some vocabularies hold "user".
+            _map_strings(message, self._pattern_of(message), stand_in) | {"role": message["role"]}
             for message in messages
         ]
         escaped_tools = None if tools is None else _map_strings(tools, self._others, stand_in)
         if not literals:
             return messages, tools, []
         return escaped, escaped_tools, list(literals)
+
+    def _pattern_of(self, message: dict[str, Any]) -> re.Pattern[str]:
+        return self._assistant if message["role"] == "assistant" else self._others
 
 
 def literal_index(character: str) -> int | None:
@@ -80,7 +82,10 @@ def _map_strings(value: Any, pattern: re.Pattern[str], replace: Any) -> Any:
     if isinstance(value, str):
         return pattern.sub(replace, value)
     if isinstance(value, dict):
-        return {key: _map_strings(item, pattern, replace) for key, item in value.items()}
+        # Keys as well: templates print tool arguments and schemas as JSON.
+        return {
+            pattern.sub(replace, key): _map_strings(item, pattern, replace) for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_map_strings(item, pattern, replace) for item in value]
     return value

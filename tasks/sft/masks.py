@@ -221,11 +221,11 @@ def _span_end(message: Message, upto: str, start: int) -> int:
     content = message.get("content")
     stripped = upto.rstrip()
     if isinstance(content, str):
-        body = content.rstrip()
-        after = upto.rfind(body, start) + len(body) if body else start
-        if upto[after:].strip():
-            return max(start, len(stripped))
-        return len(upto)
+        body = content.strip()
+        # The first occurrence: the last one of ">" is the end of the marker itself.
+        found = upto.find(body, start)
+        if found >= 0 and not upto[found + len(body) :].strip():
+            return len(upto)
     return max(start, len(stripped))
 
 
@@ -274,7 +274,7 @@ def _literal_pieces(text: str, trained: bool, literals: list[str]) -> Iterator[P
         return
     for part in _PRIVATE.split(text):
         index = literal_index(part) if len(part) == 1 else None
-        if index is not None:
+        if index is not None and index < len(literals):
             yield Piece(literals[index], trained, literal=True)
         elif part:
             yield Piece(part, trained)

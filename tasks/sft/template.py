@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from typing import Any, NoReturn
 
 import jinja2
@@ -30,6 +31,7 @@ from tasks.store.rejects import RowRejected
 # is escaped before rendering (see escape.py), so a mark can never be forged.
 GENERATION_OPEN = "\U0010fffc"
 GENERATION_CLOSE = "\U0010fffd"
+_RESERVED = re.compile("[\ud800-\udfff\U00100000-\U0010fffd]")
 
 # A quadratic template over 1,400 messages fits; 2M steps take about a second.
 STEP_BUDGET = 2_000_000
@@ -156,13 +158,15 @@ class ChatTemplate:
         self.source = source
         self._variables = variables
         environment = _environment(date)
+        _refuse_reserved(source)
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            line = getattr(error, "lineno", None)
+        except Exception as error:
+            # Besides Jinja's own errors: `{% break %}` outside a loop is Python's SyntaxError.
+            line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ConfigError(
-                f"the chat template does not compile: {error.message} (line {line})",
+                f"the chat template does not compile: {getattr(error, 'msg', None) or error}{line}",
                 code="bad_template",
                 where="tokenizer.chat_template",
             ) from error
@@ -212,6 +216,18 @@ class ChatTemplate:
                 raise ConfigError(
                     rejected.detail, code="bad_template", where="tokenizer.chat_template"
                 ) from None
+
+
+def _refuse_reserved(source: str) -> None:
+    """A template that prints our own marks would make masks of its own."""
+    found = _RESERVED.search(source)
+    if found is not None:
+        raise ConfigError(
+            f"the chat template holds the character U+{ord(found[0]):X}; U+D800..U+DFFF are no characters and "
+            "U+100000..U+10FFFD are reserved for marks; remove it",
+            code="bad_template",
+            where="tokenizer.chat_template",
+        )
 
 
 def _with_reasoning(message: Message) -> Message:

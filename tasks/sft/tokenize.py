@@ -235,10 +235,15 @@ def _digest(value: Any) -> bytes:
     """128-bit digest of plain JSON data, independent of key order."""
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        # orjson stops at 64-bit integers and at lone surrogates; only the second is a fault.
-        data = canonical_json(value)
+    except TypeError as error:
+        # orjson stops at 254 levels, at lone surrogates and at integers beyond 64 bits; the last is no fault.
+        # The first must be one: Python's own limit depends on who calls, and every runner must agree.
+        if "Recursion" in str(error):
+            raise RowRejected(
+                "nested_too_deeply", "the conversation is nested deeper than 254 levels"
+            ) from None
         _refuse_surrogates(value)
+        data = canonical_json(value)
     return hashlib.blake2b(data, digest_size=16).digest()
 
 

@@ -283,7 +283,8 @@ def test_killed_in_the_middle(work: Workspace, runner: str) -> None:
     started = time.monotonic()
     work.run()
     assert work.ran() == [0, 1, 2, 3]
-    assert time.monotonic() - started < 10
+    # Far less than the 60 s the killed tasks would have taken.
+    assert time.monotonic() - started < 30
     # The workers ended with their parent.
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []

@@ -126,9 +126,9 @@ def test_another_thread_waits(locks: FlockManager, other_thread: ThreadPoolExecu
     locks.acquire_lock(KEY, "a")
     started = time.monotonic()
     assert other_thread.submit(locks.acquire_lock, KEY, "b", 0).result() is False
-    assert time.monotonic() - started < 0.1
+    assert time.monotonic() - started < 0.25
     assert other_thread.submit(locks.acquire_lock, KEY, "b", 0.3).result() is False
-    assert 0.3 <= time.monotonic() - started < 2
+    assert 0.3 <= time.monotonic() - started < 5
     waiting = other_thread.submit(locks.acquire_lock, KEY, "b")
     time.sleep(0.05)
     assert not waiting.done()
@@ -203,7 +203,7 @@ def test_processes_exclude_each_other_until_one_is_killed(locks: FlockManager, t
         process.kill()
         started = time.monotonic()
         assert locks.acquire_lock(KEY, "a", 5)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 3
     locks.release_lock(KEY, "a")
 
 

@@ -1,0 +1,228 @@
+"""Prove a sample: recompute the hash rule on the source and compare, bucket by bucket.
+
+The proof does not trust how the cutoff was found. If exactly as many eligible rows as were asked for lie at or
+below a cutoff, they are the smallest; and if the sample holds the texts of just those rows, in order, it is right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from schemas.corpus import OWN_COLUMNS, CorpusDatasetConfig, SampleCorpusConfig
+from schemas.errors import GristmillError, IntegrityError
+from schemas.run import RunManifest
+from schemas.verdict import WARNING, Fault, Verdict
+from tasks.corpus.identity import Identity, identify
+from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
+from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
+from tasks.corpus.reading import iter_columns
+from tasks.corpus.selection import Cutoff, IdRange, keep_rows
+
+_BATCH_ROWS = 512
+
+
+@dataclass(frozen=True)
+class ValidateWork:
+    """A written sample, before it is published."""
+
+    output_dir: str
+    buckets: tuple[SampledBucket, ...]
+
+
+def check_written(work: ValidateWork) -> int:
+    """Check a sample before it is published: every bucket complete, every shard sound; returns its rows.
+
+    The texts are not read again: that would take as long as the run itself. `validate` does it on demand.
+
+    Raises:
+        IntegrityError: a bucket or a shard does not hold what was selected.
+    """
+    total = 0
+    for bucket in work.buckets:
+        selection = bucket.selection
+        wanted = min(selection.bucket.inputs.count, selection.work.eligible)
+        found = 0
+        for record in bucket.files:
+            rows, faults = _check_shard(Path(work.output_dir) / record.path)
+            Verdict(path=record.path, kind="file", faults=tuple(faults)).raise_if_bad()
+            found += rows
+        if not found == wanted == selection.receipt.statistics["selected"]:
+            raise IntegrityError(
+                f"{wanted} rows should be sampled, {selection.receipt.statistics['selected']} were selected and "
+                f"{found} are in the shards",
+                code="totals",
+                where=selection.bucket.label,
+            )
+        total += found
+    return total
+
+
+def validate_sample(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
+    """Validate the rows of a sample, and prove its selection against the source.
+
+    Args:
+        full: read the source's texts and compare every row; otherwise only count what the hash rule selects.
+
+    Returns:
+        Counts `shards` and `rows`; where the source is gone or has changed, a warning that nothing is proved.
+    """
+    where = str(folder)
+    shards = sorted(folder / r.path for r in manifest.outputs if r.path.startswith(SHARD_PREFIX))
+    shards = [shard for shard in shards if shard.is_file()]
+    counts = {"shards": len(shards), "rows": 0}
+    faults: list[Fault] = []
+    for shard in shards:
+        rows, fault = _check_shard(shard)
+        counts["rows"] += rows
+        faults += fault
+    if counts["rows"] != manifest.ledger.rows_used:
+        detail = f"the ledger used {manifest.ledger.rows_used} rows, the shards hold {counts['rows']}"
+        faults.append(Fault(where=where, rule="totals", detail=detail))
+    if not faults:
+        faults += _prove(folder, manifest, shards, full)
+    return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
+
+
+def _check_shard(shard: Path) -> tuple[int, list[Fault]]:
+    try:
+        with pq.ParquetFile(shard) as file:
+            schema = file.schema_arrow
+            bad = [name for name in OWN_COLUMNS if not _is_text(schema, name)]
+            detail = f"columns {', '.join(bad)} are missing or not string"
+            faults = [Fault(where=str(shard), rule="schema", detail=detail)] if bad else []
+            return int(file.metadata.num_rows), faults
+    except (pa.ArrowException, OSError) as error:
+        return 0, [Fault(where=str(shard), rule="readable", detail=f"not a readable Parquet file: {error}")]
+
+
+def _is_text(schema: pa.Schema, name: str) -> bool:
+    index = schema.get_field_index(name)
+    return index >= 0 and bool(pa.types.is_string(schema.field(index).type))
+
+
+def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) -> list[Fault]:
+    try:
+        config, identity = _source(folder)
+        buckets = take_inventory(config, identity)
+    except (GristmillError, OSError, ValueError) as error:
+        return [_unproved(folder, f"the source cannot be read: {error}")]
+    if identity.run_hash != manifest.run_hash:
+        return [_unproved(folder, "the source or its path changed since the run")]
+    rows = _SampleRows(shards)
+    for bucket, entry in zip(buckets, manifest.statistics["buckets"], strict=True):
+        fault = _prove_bucket(config, bucket, Cutoff(*entry["cutoff"]), rows, full)
+        if fault is not None:
+            return [fault]
+    if full and rows.left():
+        return [
+            Fault(where=str(folder), rule="selection", detail="the sample holds rows that no bucket selects")
+        ]
+    return []
+
+
+def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity]:
+    raw: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    config = SampleCorpusConfig.parse(raw)
+    return config, identify(config)
+
+
+def _unproved(folder: Path, detail: str) -> Fault:
+    return Fault(
+        where=str(folder), rule="proof", detail=f"the selection was not proved: {detail}", level=WARNING
+    )
+
+
+def _prove_bucket(
+    config: SampleCorpusConfig, bucket: Bucket, cutoff: Cutoff, rows: _SampleRows, full: bool
+) -> Fault | None:
+    dataset, name, wanted = bucket.inputs.dataset, bucket.inputs.bucket, bucket.inputs.count
+    reads = full or config.filters_length or any(file.may_hold_nulls for file in bucket.files)
+    eligible = kept = 0
+    for index, file in enumerate(bucket.files):
+        mask = keep_rows(config.random_seed, name, file.name, IdRange(index, 0, file.rows), cutoff)
+        if not reads:
+            eligible += file.rows
+            kept += int(mask.sum())
+            continue
+        for row, text, allowed in _texts(config, dataset, file):
+            chosen = mask[row : row + len(allowed)] & allowed
+            eligible += int(allowed.sum())
+            kept += int(chosen.sum())
+            if full:
+                fault = rows.expect(text.filter(pa.array(chosen)), dataset.name, name)
+                if fault is not None:
+                    return fault
+    if kept != min(wanted, eligible):
+        detail = f"{kept} rows lie at or below the cutoff; {min(wanted, eligible)} are the {wanted} smallest of {eligible}"
+        return Fault(where=bucket.label, rule="selection", detail=detail)
+    return None
+
+
+def _texts(
+    config: SampleCorpusConfig, dataset: CorpusDatasetConfig, file: SourceFile
+) -> Iterator[tuple[int, pa.Array, NDArray[np.bool_]]]:
+    """First row, texts, and which of them may be sampled, batch by batch."""
+    row = 0
+    for batch in iter_columns(file.path, file.name, range(len(file.groups)), [dataset.text]):
+        text = batch.column(0).cast(pa.string())
+        length = pc.fill_null(pc.utf8_length(text), -1).to_numpy(zero_copy_only=False)
+        allowed = length >= config.min_characters
+        if config.max_characters is not None:
+            allowed &= length <= config.max_characters
+        yield row, text, allowed
+        row += batch.num_rows
+
+
+class _SampleRows:
+    """The sample's rows in order, consumed as the source says what they should be."""
+
+    def __init__(self, shards: list[Path]) -> None:
+        self._batches = self._read(shards)
+        self._batch: pa.RecordBatch | None = None
+        self._shard = ""
+        self._row = 0
+
+    def _read(self, shards: list[Path]) -> Iterator[pa.RecordBatch]:
+        for shard in shards:
+            self._shard, self._row = str(shard), 0
+            with pq.ParquetFile(shard) as file:
+                yield from file.iter_batches(_BATCH_ROWS, columns=list(OWN_COLUMNS), use_threads=False)
+
+    def left(self) -> bool:
+        """Whether there are rows that were not expected."""
+        rest = self._batch.num_rows if self._batch is not None else 0
+        return bool(rest) or any(batch.num_rows for batch in self._batches)
+
+    def expect(self, texts: pa.Array, dataset: str, bucket: str) -> Fault | None:
+        """The next rows must be these texts of this data set and bucket."""
+        while len(texts):
+            if self._batch is None or not self._batch.num_rows:
+                self._batch = next(self._batches, None)
+                if self._batch is None:
+                    return Fault(
+                        where=self._shard, rule="selection", detail="the sample ends before its last row"
+                    )
+            count = min(len(texts), self._batch.num_rows)
+            expected = [texts.slice(0, count), *(pa.repeat(pa.scalar(v), count) for v in (dataset, bucket))]
+            for column, values in zip(OWN_COLUMNS, expected, strict=True):
+                found = self._batch.column(self._batch.schema.get_field_index(column)).slice(0, count)
+                differs = np.flatnonzero(pc.not_equal(found, values).to_numpy(zero_copy_only=False))
+                if len(differs):
+                    where = f"{self._shard}:{self._row + int(differs[0])}"
+                    return Fault(
+                        where=where, rule="selection", detail=f"{column} is not what the hash rule selects"
+                    )
+            self._batch = self._batch.slice(count)
+            self._row += count
+            texts = texts.slice(count)
+        return None

@@ -1,0 +1,59 @@
+"""What a pack-sft run must keep beyond its shards: a blend that leads somewhere, and totals that agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from schemas.run import RunManifest
+from schemas.sft import BLEND
+from schemas.verdict import Fault, Verdict
+from tasks.sft.validate import validate_shards
+from tasks.store.layout import MANIFEST
+
+_TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
+
+
+def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
+    """Validate the blend of a run and, if `full`, every row of its shards and the totals over them."""
+    where = str(folder)
+    faults = _check_blend(folder)
+    counts: dict[str, int] = {}
+    if full:
+        shards = [folder / record.path for record in manifest.outputs if record.path.startswith("datasets/")]
+        verdict = validate_shards([shard for shard in shards if shard.is_file()], "run", where)
+        counts = {name: value for name, value in verdict.counts.items() if name != "files"}
+        faults += verdict.faults
+        faults += _check_totals(folder, manifest, counts)
+    return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
+
+
+def _check_blend(folder: Path) -> list[Fault]:
+    """Every path in blend.json leads to a shard, and every weight is above 0."""
+    path = folder / BLEND
+    try:
+        blend: dict[str, list[str]] = json.loads(path.read_bytes())
+        named = [Path(name) for entries in blend.values() for name in entries[1::2]]
+        weights = [float(weight) for entries in blend.values() for weight in entries[0::2]]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return [Fault(where=str(path), rule="blend", detail=f"not a readable blend: {error}")]
+    faults = [
+        Fault(where=str(path), rule="blend", detail=f"{name}.parquet does not exist")
+        for name in named
+        if not (folder / f"{name}.parquet").is_file()
+    ]
+    if any(weight <= 0 for weight in weights):
+        faults.append(Fault(where=str(path), rule="blend", detail="a weight is not above 0"))
+    return faults
+
+
+def _check_totals(folder: Path, manifest: RunManifest, counts: dict[str, int]) -> list[Fault]:
+    return [
+        Fault(
+            where=str(folder / MANIFEST),
+            rule="totals",
+            detail=f"{name}: the manifest says {manifest.statistics.get(name)}, the shards hold {counts.get(name, 0)}",
+        )
+        for name in _TOTALS
+        if counts.get(name, 0) != manifest.statistics.get(name)
+    ]
