@@ -52,6 +52,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         place = f"{path}:{mark.line + 1}" if mark is not None else path
         problem = getattr(error, "problem", None) or error
         raise ConfigError(f"not valid YAML: {problem}", code="bad_yaml", where=place) from error
+    except (ValueError, RecursionError) as error:
+        # PyYAML lets what Python says about 2024-13-45 or endless nesting through.
+        raise ConfigError(f"a value is not valid YAML: {error}", code="bad_yaml", where=path) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"expected a mapping of keys, found {type(raw).__name__}", where=path)
     for override in overrides:
@@ -70,9 +73,10 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         )
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = getattr(error, "problem", None) or error
         raise ConfigError(
-            f"the value of {override!r} is not valid YAML", code="bad_override", where="--set"
+            f"the value of {override!r} is not valid YAML: {reason}", code="bad_override", where="--set"
         ) from error
     holder: Any = raw
     for step, following in itertools.pairwise(steps):

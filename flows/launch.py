@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 from schemas.run import RunManifest
 from tasks.runtime.settings import quiet_environment, run_settings
+
+log = logging.getLogger("gristmill")
 
 
 def run_flow(module: str, runner: str, workers: int, **parameters: Any) -> RunManifest:
@@ -15,7 +18,7 @@ def run_flow(module: str, runner: str, workers: int, **parameters: Any) -> RunMa
     Raises:
         GristmillError: what the flow raised.
     """
-    quiet_environment()
+    quiet_environment(debug=log.isEnabledFor(logging.DEBUG))
     from tasks.runtime.runners import make_runner
 
     with run_settings():

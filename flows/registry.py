@@ -61,7 +61,15 @@ SAMPLE_CORPUS = FlowEntry(
     identity="tasks.corpus.identity",
     module="sample_corpus",
 )
-FLOWS = (SAMPLE_CORPUS, PACK_SFT)
+TRAIN_TOKENIZER = FlowEntry(
+    name="train-tokenizer",
+    summary="a byte-level BPE tokenizer trained on a sample",
+    schema="schemas.tokenizer",
+    config="TrainTokenizerConfig",
+    identity="tasks.corpus.tokenizer_identity",
+    module="train_tokenizer",
+)
+FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, PACK_SFT)
 
 
 def run_or_find(entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool) -> Summary:

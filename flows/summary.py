@@ -64,6 +64,11 @@ class Summary:
                 f"  {bucket['source']}/{bucket['bucket']}: {bucket['sampled']:,} of {bucket['requested']:,}, "
                 f"from {bucket['rows']:,} rows, {bucket['text_bytes']:,} bytes of text in {bucket['shards']} shards"
             )
+        for bucket in self.manifest.statistics.get("bytes_per_token", []):
+            out.append(
+                f"  {bucket['bucket']}: {bucket['bytes_per_token']} bytes per token on "
+                f"{bucket['held_out_rows']:,} held-out rows, trained on {bucket['trained_rows']:,}"
+            )
         out.append(f"  run        {self.run_dir}")
         return out
 

@@ -93,22 +93,67 @@ def dotted(location: Iterable[int | str]) -> str:
 
 def config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
     """One readable `ConfigError` for a pydantic error: the first fault, and how many more there are."""
-    faults = error.errors(include_url=False)
+    faults = _faults(error)
     first = faults[0]
-    where = dotted(first["loc"])
     if first["type"] == "extra_forbidden":
         message = _unknown_key(model, first["loc"])
     elif first["type"] == "missing":
         message = "this field is required and missing"
     else:
-        # pydantic prefixes the text of a ValueError raised by one of our validators.
-        text = first["msg"].removeprefix("Value error, ")
-        message = f"{text} (got {_short(first['input'])})"
+        message = f"{_explained(model, first)} (got {_short(first['input'])})"
     if len(faults) > 1:
         others = ", ".join(dotted(fault["loc"]) for fault in faults[1:4])
         message += f"; and {len(faults) - 1} more: {others}"
     code = "unknown_key" if first["type"] == "extra_forbidden" else "bad_config"
-    return ConfigError(message, code=code, where=where)
+    return ConfigError(message, code=code, where=dotted(first["loc"]))
+
+
+def _faults(error: ValidationError) -> list[dict[str, Any]]:
+    """What is wrong, each thing once.
+
+    Left out is that a list is too short because its entries are wrong; the alternatives of a value that may
+    have several types become one fault at the value's own place.
+    """
+    found: list[dict[str, Any]] = [dict(fault) for fault in error.errors(include_url=False)]
+    faults: dict[tuple[int | str, ...], dict[str, Any]] = {}
+    for fault in found:
+        place: tuple[int | str, ...] = fault["loc"]
+        inside = [other["loc"] for other in found if other["loc"][: len(place)] == place]
+        if fault["type"] == "too_short" and len(inside) > 1:
+            continue
+        siblings = [loc[-1] for loc in (other["loc"] for other in found) if loc and loc[:-1] == place[:-1]]
+        if len(siblings) > 1 and _SCALARS.keys() >= set(siblings):
+            fault = {**fault, "type": "union", "loc": place[:-1], "msg": _alternatives(siblings)}
+        faults.setdefault(fault["loc"], fault)
+    return list(faults.values())
+
+
+def _alternatives(types: list[str]) -> str:
+    return f"expected {' or '.join(_SCALARS[name] for name in types)}"
+
+
+def _explained(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
+    """What is allowed, in the words of somebody who writes YAML."""
+    kind = fault["type"]
+    if kind in _EXPLAINED:
+        return _EXPLAINED[kind].format(**fault.get("ctx", {}))
+    # pydantic prefixes the text of a ValueError raised by one of our validators.
+    text = str(fault["msg"]).removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch":
+        field = _fields_at(model, fault["loc"][:-1]).get(str(fault["loc"][-1]))
+        if field is not None and field.description:
+            text = field.description
+    return text
+
+
+# pydantic's own texts speak of tuples, dictionaries and instances.
+_EXPLAINED = {
+    "tuple_type": "a list is expected",
+    "dict_type": "a mapping of keys is expected",
+    "model_type": "a mapping of keys is expected",
+    "too_short": "the list needs at least {min_length} entry",
+}
+_SCALARS = {"str": "a text", "int": "a whole number", "bool": "true or false"}
 
 
 def _short(value: Any, limit: int = 80) -> str:
@@ -124,15 +169,15 @@ def _unknown_key(model: type[BaseModel], location: tuple[int | str, ...]) -> str
     return f"unknown key {key!r}; {hint}"
 
 
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
-    """The field names of the model that sits at `location` below `model`."""
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, FieldInfo]:
+    """The fields of the model that sits at `location` below `model`."""
     current: type[BaseModel] | None = model
     for part in location:
         if isinstance(part, int) or current is None:
             continue
         field = current.model_fields.get(part)
         current = _model_in(field.annotation) if field is not None else current
-    return current.model_fields if current is not None else ()
+    return current.model_fields if current is not None else {}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

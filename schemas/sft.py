@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from schemas.canonical import canonical_json
 from schemas.config import Config, by_content, execution_only
 from schemas.sft_fields import Dialect, FieldMapping
 
@@ -41,6 +42,8 @@ METADATA_VOCABULARY = b"gristmill.vocabulary_size"
 
 DATASET_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
 SPLIT_NAMES = ("train", "valid", "test")
+# What a chat template is called with, conversation by conversation.
+_RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class TrainOn(StrEnum):
@@ -158,6 +161,19 @@ class TokenizerConfig(Config):
         title="Escape special tokens",
         description="Encode special tokens found inside message content as plain text.",
     )
+
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _plain_variables(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(_RENDER_ARGUMENTS & variables.keys())
+        if taken:
+            raise ValueError(f"{', '.join(taken)} is set for every conversation and cannot be given here")
+        try:
+            canonical_json(variables)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"only JSON values can be given here: {error}; put dates in quotes") from None
+        return variables
 
 
 class PackConfig(Config):

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from schemas import corpus, sft
+from schemas import corpus, sft, tokenizer
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
 from schemas.verdict import Fault, Verdict
+from tasks.corpus.tokenizer_validate import validate_tokenizer
 from tasks.corpus.validate import validate_sample
 from tasks.sft.validate import validate_shards
 from tasks.sft.validate_run import validate_packed
-from tasks.store.layout import LATEST, MANIFEST
+from tasks.store.layout import LATEST, MANIFEST, MARKER, RUNS
 from tasks.store.receipts import Verify
-from tasks.store.runs import check_published, read_manifest
+from tasks.store.runs import published_faults, read_manifest
 
 # What a run of each flow must keep beyond manifest, files and ledger.
 _BY_FLOW: dict[str, Callable[[Path, RunManifest, bool], Verdict]] = {
     sft.FLOW: validate_packed,
     corpus.FLOW: validate_sample,
+    tokenizer.FLOW: validate_tokenizer,
 }
 
 
@@ -39,8 +41,14 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
     if path.is_file():
         return validate_shards([path], "file", str(path))
     for run in (path, path / LATEST):
-        if (run / MANIFEST).is_file():
+        if (run / MANIFEST).is_file() or _is_run_folder(run):
             return _validate_run(run.resolve(), full)
+    if (path / MARKER).is_file():
+        raise ConfigError(
+            "this output folder has no published run yet; run its flow to the end",
+            code="missing_path",
+            where=str(path),
+        )
     shards = sorted(path.rglob("*.parquet"))
     if not shards:
         raise ConfigError(
@@ -51,16 +59,20 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
     return validate_shards(shards, "folder", str(path))
 
 
+def _is_run_folder(path: Path) -> bool:
+    """Whether this is a run's place in an output folder, complete or not."""
+    folder = path.resolve()
+    return folder.is_dir() and folder.parent.name == RUNS and (folder.parents[1] / MARKER).is_file()
+
+
 def _validate_run(folder: Path, full: bool) -> Verdict:
     try:
         manifest = read_manifest(folder)
     except IntegrityError as error:
         return Verdict(path=str(folder), kind="run", faults=(_fault(error),))
     faults = _check_rejects(folder, manifest)
-    try:
-        check_published(folder, manifest, Verify.SHA256 if full else Verify.SIZE)
-    except IntegrityError as error:
-        faults.append(_fault(error))
+    level = Verify.SHA256 if full else Verify.SIZE
+    faults += [_fault(error) for error in published_faults(folder, manifest, level)]
     counts = {"files": len(manifest.outputs)}
     of_flow = _BY_FLOW.get(manifest.flow)
     if of_flow is None:

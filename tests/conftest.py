@@ -25,11 +25,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get(
 @pytest.fixture(scope="session")
 def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a 2,000-token ChatML tokenizer, trained on the standard library's sources."""
-    from tasks.corpus.bpe import train_bpe
+    from tasks.corpus.bpe import save_tokenizer, train_bpe
     from tasks.demo.docstrings import library_sources
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe((text for _, text in islice(library_sources(), 40)), folder, 2_000)
+    tokenizer = train_bpe((text for _, text in islice(library_sources(), 40)), 2_000)
+    save_tokenizer(tokenizer, folder, folder)
     return folder
 
 

@@ -3,79 +3,76 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import ConfigError, MissingExtraError
+from schemas.errors import MissingExtraError
+from schemas.run import FileRecord
+from schemas.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, TURN_START
 from tasks.store.atomic import write_file
 
-END_OF_TEXT = "<|endoftext|>"
-TURN_START = "<|im_start|>"
-TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
-
-# ChatML, with generation blocks: the assistant's text and its end-of-turn token carry loss.
-CHAT_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message.role + '\\n' }}"
-    "{%- if message.role == 'assistant' %}"
-    "{%- generation %}{{- message.content + '<|im_end|>' }}{%- endgeneration %}"
-    "{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}"
-    "{{- '\\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 
 
 def train_bpe(
-    texts: Iterable[str],
-    folder: Path,
+    texts: Iterable[str] | Iterable[list[str]],
     vocabulary_size: int,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
-    chat_template: str = CHAT_TEMPLATE,
-) -> int:
-    """Train on a stream of texts and write `tokenizer.json` and `tokenizer_config.json`.
+    min_frequency: int = 2,
+) -> Any:
+    """Train on a stream of texts, or of lists of texts, which is read once.
 
     Args:
-        texts: read once.
-        folder: where the two files go.
-        vocabulary_size: special tokens and the 256 bytes included.
-        special_tokens: the first is the padding token, the last ends a turn.
-        chat_template: Jinja source.
+        vocabulary_size: special tokens and the 256 bytes included; fewer if the texts run out of pairs.
+        special_tokens: they get the first ids.
+        min_frequency: pairs seen less often are not merged.
 
     Returns:
-        The size of the vocabulary, which is smaller than asked for when the texts run out of pairs.
+        A `tokenizers.Tokenizer`.
 
     Raises:
-        ConfigError: the vocabulary has no room for the bytes and the special tokens.
         MissingExtraError: tokenizers is not installed.
     """
-    if vocabulary_size < 256 + len(special_tokens):
-        raise ConfigError(
-            f"a vocabulary of {vocabulary_size} cannot hold 256 bytes and {len(special_tokens)} special tokens",
-            where="vocabulary_size",
-        )
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise MissingExtraError.of("tokenizers", "sft", "training a tokenizer") from None
+    # Counting words runs on all cores inside one call; encoding turned this off for its own threads.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
+        min_frequency=min_frequency,
         special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(
+    tokenizer: Any,
+    folder: Path,
+    root: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    eos_token: str = TURN_END,
+    pad_token: str = END_OF_TEXT,
+) -> list[FileRecord]:
+    """Write `tokenizer.json` and `tokenizer_config.json`; returns their records relative to `root`."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "eos_token": special_tokens[-1],
-        "pad_token": special_tokens[0],
+        "eos_token": eos_token,
+        "pad_token": pad_token,
         "chat_template": chat_template,
     }
-    write_file(folder / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
-    write_file(folder / "tokenizer_config.json", json.dumps(config, indent=2).encode() + b"\n")
-    return int(tokenizer.get_vocab_size())
+    contents = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+    }
+    return [write_file(folder / name, content.encode()).record(root) for name, content in contents.items()]

@@ -1,4 +1,4 @@
-"""The Prefect tasks of sample-corpus: each calls one kernel and returns what it returned."""
+"""The Prefect tasks of sample-corpus and train-tokenizer: each calls one kernel and returns what it returned."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from schemas.run import Receipt, RunManifest
 from tasks.corpus.publish import PublishWork, publish_sample
 from tasks.corpus.screen import ScreenWork, screen_files
 from tasks.corpus.select import SelectWork, select_bucket
+from tasks.corpus.tokenizer_publish import PublishTokenizerWork, publish_tokenizer
+from tasks.corpus.tokenizer_train import TrainWork, train_tokenizer
 from tasks.corpus.validate import ValidateWork, check_written
 from tasks.corpus.write import WriteWork, write_sample
 
@@ -40,3 +42,15 @@ def validate(work: ValidateWork) -> int:
 def publish(work: PublishWork) -> RunManifest:
     """The run folder, its manifest, and the pointer to it."""
     return publish_sample(work)
+
+
+@task(name="train")
+def train(work: TrainWork) -> Receipt:
+    """A tokenizer, and its bytes per token on held-out rows."""
+    return train_tokenizer(work)
+
+
+@task(name="publish-tokenizer", persist_result=False)
+def publish_trained(work: PublishTokenizerWork) -> RunManifest:
+    """The run folder, its manifest, and the pointers to it."""
+    return publish_tokenizer(work)

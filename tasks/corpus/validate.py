@@ -163,7 +163,7 @@ def _prove_bucket(
                 if fault is not None:
                     return fault
     if kept != min(wanted, eligible):
-        detail = f"{kept} rows lie at or below the cutoff; {min(wanted, eligible)} are the {wanted} smallest of {eligible}"
+        detail = f"{kept} rows lie at or below the cutoff; asked for {wanted}, eligible {eligible}"
         return Fault(where=bucket.label, rule="selection", detail=detail)
     return None
 

@@ -11,6 +11,7 @@ from typing import Any
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from schemas.errors import ConfigError
+from tasks.runtime.settings import quiet_run_logs
 
 RUNNERS = ("threads", "processes")
 
@@ -30,9 +31,15 @@ def make_runner(kind: str, workers: int) -> TaskRunner[Any]:
     if kind == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
     if kind == "processes":
-        return ProcessPoolTaskRunner(max_workers=workers, initializer=end_with_parent)
+        return ProcessPoolTaskRunner(max_workers=workers, initializer=start_worker)
     allowed = ", ".join(RUNNERS)
     raise ConfigError(f"unknown runner {kind!r}; allowed: {allowed}", code="unknown_runner", where="--runner")
+
+
+def start_worker() -> None:
+    """Prepare a worker process: no tracebacks on the terminal, and no life after its parent's."""
+    quiet_run_logs()
+    end_with_parent()
 
 
 def end_with_parent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 _QUIET = {
     # Usage data: the SDK's, sent from `import prefect` on; the server's, which also switches the UI's.
@@ -25,6 +25,7 @@ _QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
+_RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -57,6 +58,18 @@ def _reach_loopback(environ: MutableMapping[str, str]) -> None:
         environ[name] = ",".join(hosts + [host for host in _LOOPBACK if host not in hosts])
 
 
+def quiet_run_logs(environ: Mapping[str, str] = os.environ) -> None:
+    """Keep what Prefect logs about flow and task runs off this process's terminal.
+
+    It logs every failure with its traceback, once for the task and once for the flow; the command line prints
+    one message instead. The server gets these logs as before. With `PREFECT_LOGGING_LEVEL` below WARNING, as
+    `--debug` sets it, they stay.
+    """
+    if environ.get("PREFECT_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
+        for name in _RUN_LOGGERS:
+            logging.getLogger(name).propagate = False
+
+
 @contextlib.contextmanager
 def run_settings() -> Iterator[None]:
     """Settings for a flow run started from the command line.
@@ -69,5 +82,11 @@ def run_settings() -> Iterator[None]:
 
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
+    before = {name: logging.getLogger(name).propagate for name in _RUN_LOGGERS}
+    quiet_run_logs()
+    try:
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            yield
+    finally:
+        for name, propagate in before.items():
+            logging.getLogger(name).propagate = propagate

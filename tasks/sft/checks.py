@@ -25,25 +25,33 @@ def check_rejects(name: str, receipts: Sequence[Receipt], limit: float, output_d
     if ledger.rows_in == 0:
         raise InputError("the data set has no rows", code="empty_input", where=f"datasets.{name}")
     if ledger.rows_rejected > limit * ledger.rows_in:
-        reasons = sorted(ledger.rejected.items(), key=lambda item: (-item[1], item[0]))
-        listed = ", ".join(f"{reason}: {rows}" for reason, rows in reasons)
-        files = [
-            record.path for receipt in receipts for record in receipt.files if record.path.endswith(REJECTS)
-        ]
         raise IntegrityError(
             f"{ledger.rows_rejected} of {ledger.rows_in} rows were rejected, more than max_reject_fraction "
-            f"{limit:g} allows ({listed}); each row and reason is listed in {output_dir / files[0]}"
-            + (f" and {len(files) - 1} more files" if len(files) > 1 else ""),
+            f"{limit:g} allows{_listed(ledger, receipts, output_dir)}",
             code="reject_limit",
             where=f"datasets.{name}",
         )
     if ledger.rows_used == 0:
         raise InputError(
-            f"no row is left: {ledger.filtered} filtered, {ledger.rows_rejected} rejected of {ledger.rows_in}",
+            f"no row is left: {ledger.filtered} filtered, {ledger.rows_rejected} rejected of {ledger.rows_in}"
+            f"{_listed(ledger, receipts, output_dir)}",
             code="empty_input",
             where=f"datasets.{name}",
         )
     return ledger
+
+
+def _listed(ledger: RowLedger, receipts: Sequence[Receipt], output_dir: Path) -> str:
+    """The reasons, most frequent first, and the files that list every rejected row; empty if none was."""
+    if not ledger.rejected:
+        return ""
+    reasons = sorted(ledger.rejected.items(), key=lambda item: (-item[1], item[0]))
+    files = [record.path for receipt in receipts for record in receipt.files if record.path.endswith(REJECTS)]
+    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    return (
+        f" ({', '.join(f'{reason}: {rows}' for reason, rows in reasons)}); each row and reason is listed in "
+        f"{output_dir / files[0]}{more}"
+    )
 
 
 def run_ledger(

@@ -10,6 +10,8 @@ template itself prints (such as `<tool_call>`). An assistant may write those, an
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +20,7 @@ from tasks.store.rejects import RowRejected
 
 _FIRST = 0x100000
 # All of supplementary private use area B: our own marks and stand-ins live there.
-_RESERVED = "[\U00100000-\U0010fffd]"
+_RESERVED = "\U00100000-\U0010fffd"
 _STAND_INS = 0x8000
 
 
@@ -72,10 +74,33 @@ def literal_index(character: str) -> int | None:
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(
-        {token for token in tokens if token.strip()}, key=lambda token: (-len(token), token)
-    )
-    return re.compile("|".join([*map(re.escape, longest_first), _RESERVED]))
+    """Matches the longest of `tokens` at a place, or one reserved character.
+
+    It begins with one class of characters, which `re` looks for in a tight loop, and goes on with a tree: to try
+    800 tokens one by one at every character took 12x as long as encoding the text.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in sorted({token for token in tokens if token.strip()}):
+        rests.setdefault(token[0], []).append(token[1:])
+    first = "".join(map(re.escape, rests))
+    branches = [f"(?<={re.escape(start)}){_tree(rest)}" for start, rest in rests.items()]
+    return re.compile(f"[{first}{_RESERVED}](?:{'|'.join([*branches, f'(?<=[{_RESERVED}])'])})")
+
+
+def _tree(texts: list[str]) -> str:
+    """A regular expression for the longest of the sorted `texts` that matches.
+
+    >>> _tree(["", "ab", "ac", "b"])
+    '(?:a(?:b|c)|b|)'
+    """
+    prefix = os.path.commonprefix([texts[0], texts[-1]])
+    rests = [text[len(prefix) :] for text in texts]
+    if len(rests) == 1:
+        return re.escape(prefix)
+    groups = [_tree([*group]) for start, group in itertools.groupby(rests, lambda rest: rest[:1]) if start]
+    # The end comes last: a longer token is preferred.
+    ends = [""] if "" in rests else []
+    return f"{re.escape(prefix)}(?:{'|'.join(groups + ends)})"
 
 
 def _map_strings(value: Any, pattern: re.Pattern[str], replace: Any) -> Any:

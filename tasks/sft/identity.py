@@ -66,6 +66,7 @@ def identify(config: PackSftConfig) -> Identity:
     inputs = []
     for dataset in config.datasets:
         files = resolve(dataset.path)
+        _refuse_own_output(dataset, files, Path(config.output_dir))
         digests = memo.digests([file.path for file in files])
         inputs.append(DatasetInputs(dataset, files, tuple(digests)))
     if Path(config.output_dir, STAGES).is_dir():
@@ -84,6 +85,20 @@ def identify(config: PackSftConfig) -> Identity:
         }
     )
     return Identity(run_hash, tokenizer, tuple(inputs), memo.identities())
+
+
+def _refuse_own_output(dataset: DatasetConfig, files: Sequence[InputFile], output_dir: Path) -> None:
+    """A folder of inputs that holds the output folder would take this run's shards for chats next time."""
+    root = output_dir.absolute()
+    made = [root / name for name in (RUNS, STAGES, LATEST, SPLITS)]
+    for file in files:
+        if any(file.path.is_relative_to(folder) for folder in made):
+            raise ConfigError(
+                f"the input {file.name!r} lies in output_dir, among what runs make; move output_dir out of the "
+                "input folder, or name the input files by a glob",
+                code="input_is_output",
+                where=f"datasets.{dataset.name}",
+            )
 
 
 def tokenizer_fields(source: TokenizerSource) -> dict[str, Any]:

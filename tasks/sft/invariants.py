@@ -62,7 +62,7 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
     for rule, rows, detail in _check_starts(bins, tokens, np.flatnonzero(~bad_starts)):
         bad_starts[rows] = True
         yield rule, rows, detail
-    not_binary = _rows_of(np.flatnonzero(bins.mask > 1), bins.mask_offsets)
+    not_binary = _rows_of(np.flatnonzero((bins.mask > 1) | (bins.mask < 0)), bins.mask_offsets)
     yield "mask_binary", not_binary, "loss_mask holds a value other than 0 and 1"
     sound = ~(empty | short | bad_starts)
     yield "mask_ends_with_0", _untidy_ends(bins, sound), "a sequence's last loss_mask entry is not 0"
@@ -82,7 +82,8 @@ def _check_starts(bins: RawBins, tokens: NDArray[np.int64], some: NDArray[np.int
     """Rules of `seq_start_id` in the rows `some`, which all have at least one start."""
     first = some[bins.starts[bins.starts_offsets[some]] != 0]
     yield "starts_at_0", first, "seq_start_id does not begin with 0"
-    rises = np.diff(bins.starts) > 0
+    # Not by differences: those of unsigned numbers, in other tools' files, are never negative.
+    rises = bins.starts[1:] > bins.starts[:-1]
     rises[bins.starts_offsets[some[1:]] - 1] = True  # from one bin to the next it falls, rightly
     unsorted = _rows_of(np.flatnonzero(~rises), bins.starts_offsets)
     yield "starts_increase", unsorted, "seq_start_id is not strictly increasing"

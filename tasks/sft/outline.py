@@ -58,6 +58,7 @@ def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetI
             source=identity.tokenizer,
             tokenizer=config.tokenizer,
             train_on=config.train_on,
+            seen={segment.path: identity.seen[segment.path] for segment in segments},
         )
         for segments in group(cut(entry.files, part_bytes), part_bytes)
     ]

@@ -59,9 +59,10 @@ class SpoolWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stack = contextlib.ExitStack()
-        self._tokens = self._stack.enter_context(AtomicFile(folder / TOKENS))
-        self._mask = self._stack.enter_context(AtomicFile(folder / LOSS_MASK))
+        with contextlib.ExitStack() as stack:
+            self._tokens = stack.enter_context(AtomicFile(folder / TOKENS))
+            self._mask = stack.enter_context(AtomicFile(folder / LOSS_MASK))
+            self._stack = stack.pop_all()
         self._lengths: list[NDArray[np.int64]] = []
         self._seq_rows: list[NDArray[np.int32]] = []
         self._rows: list[Rows] = []

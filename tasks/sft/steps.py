@@ -15,6 +15,7 @@ from tasks.sft.publish import PackedSplit, PublishWork, publish_run
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
 from tasks.sft.validate import validate_shards
 from tasks.sft.write import WriteWork, write_shards
+from tasks.store.fingerprint import check_unchanged
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class ValidateWork:
 @task(name="tokenize")
 def tokenize(work: TokenizeWork) -> Receipt:
     """One part of a data set to a token spool."""
-    return tokenize_part(work)
+    receipt = tokenize_part(work)
+    # The receipt is kept under a key made of the inputs' digests, so it must be of just those bytes.
+    check_unchanged(work.seen)
+    return receipt
 
 
 @task(name="plan")

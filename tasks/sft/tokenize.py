@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ class TokenizeWork:
         dataset: dialect, field names and row filter.
         source, tokenizer: the tokenizer and its settings.
         train_on: which tokens carry loss.
+        seen: what the input files looked like when they were hashed.
     """
 
     task: ClassVar[str] = "tokenize"
@@ -50,6 +51,7 @@ class TokenizeWork:
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
+    seen: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -263,8 +265,8 @@ def _refuse_surrogates(value: Any) -> None:
 
 
 def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
-    for field, wanted in where.items():
-        value = row.get(field)
+    for key, wanted in where.items():
+        value = row.get(key)
         if not (wanted in value if isinstance(value, list) else value == wanted):
             return False
     return True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError, MissingExtraError
 from schemas.sft import TokenizerConfig
+from tasks.store.texts import template_source
 
 # The files transformers reads a tokenizer from; a model folder also holds gigabytes that do not matter here.
 _TOKENIZER_FILES = (
@@ -46,7 +47,8 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     """Locate the tokenizer and its template without loading either.
 
     Raises:
-        ConfigError: `missing_tokenizer`, or a template file that does not exist.
+        ConfigError: `missing_tokenizer`, `bad_tokenizer` when a file of it cannot be read, or a template file
+            that does not exist.
         MissingExtraError: a hub id is given and huggingface_hub is not installed.
     """
     folder = Path(config.path)
@@ -62,10 +64,16 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
         )
     digest = hashlib.sha256()
     for file in files:
-        content = file.read_bytes()
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read {file}: {error.strerror}", code="bad_tokenizer", where="tokenizer.path"
+            ) from error
         digest.update(f"{file.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
-    return TokenizerSource(str(folder), digest.hexdigest(), _template_source(config))
+    template = template_source(config.chat_template, "tokenizer.chat_template")
+    return TokenizerSource(str(folder), digest.hexdigest(), template)
 
 
 def _from_hub(config: TokenizerConfig) -> Path:
@@ -100,19 +108,3 @@ def _from_hub(config: TokenizerConfig) -> Path:
             where="tokenizer.path",
         ) from error
     return Path(found)
-
-
-def _template_source(config: TokenizerConfig) -> str:
-    given = config.chat_template
-    if given is None:
-        return ""
-    if "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the template file {given!r}: {error}; give a file, or the template itself",
-            code="missing_template",
-            where="tokenizer.chat_template",
-        ) from error

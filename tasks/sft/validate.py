@@ -98,16 +98,15 @@ def _check_rows(file: pq.ParquetFile, name: str) -> Verdict:
     counts = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0}
     found: dict[str, tuple[int, int, str]] = {}
     for batch in file.iter_batches(_BLOCK_ROWS, columns=list(PACKED_FIELDS), use_threads=False):
-        first = counts["bins"]
-        nulls = _null_rows(batch)
-        if len(nulls):
-            _note(found, "no_nulls", nulls + first, "a null list or a null inside a list")
-            counts["bins"] += batch.num_rows
-            continue
+        row = np.arange(counts["bins"], counts["bins"] + batch.num_rows)
+        counts["bins"] += batch.num_rows
+        nulls = _has_null(batch)
+        if nulls.any():
+            _note(found, "no_nulls", row[nulls], "a null list or a null inside a list")
+            row, batch = row[~nulls], batch.filter(pa.array(~nulls))
         bins = _raw_bins(batch)
         for rule, rows, detail in check_bins(bins, limits):
-            _note(found, rule, rows + first, detail)
-        counts["bins"] += batch.num_rows
+            _note(found, rule, row[rows], detail)
         counts["sequences"] += len(bins.starts)
         counts["tokens"] += len(bins.ids)
         counts["trained_tokens"] += int((bins.mask != 0).sum())
@@ -140,16 +139,17 @@ def _limits(metadata: dict[bytes, bytes]) -> Limits:
     return Limits(number(METADATA_PACK_SIZE), count, number(METADATA_VOCABULARY))
 
 
-def _null_rows(batch: pa.RecordBatch) -> NDArray[np.int64]:
+def _has_null(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Which rows are null in a column, or hold a null inside a list."""
     bad = np.zeros(batch.num_rows, dtype=bool)
     for column in batch.columns:
         if column.null_count:
             bad |= column.is_null().to_numpy(zero_copy_only=False)
-        elif column.flatten().null_count:
-            offsets = _offsets(column)
-            inner = np.flatnonzero(column.flatten().is_null().to_numpy(zero_copy_only=False))
-            bad[np.searchsorted(offsets, inner, side="right") - 1] = True
-    return np.flatnonzero(bad)
+        if column.values.null_count:
+            inner = np.flatnonzero(column.values.is_null().to_numpy(zero_copy_only=False))
+            rows = np.searchsorted(column.offsets.to_numpy(), inner, side="right") - 1
+            bad[rows[(rows >= 0) & (rows < len(bad))]] = True
+    return bad
 
 
 def _offsets(column: Any) -> NDArray[np.int64]:

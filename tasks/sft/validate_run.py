@@ -52,7 +52,7 @@ def _check_totals(folder: Path, manifest: RunManifest, counts: dict[str, int]) -
         Fault(
             where=str(folder / MANIFEST),
             rule="totals",
-            detail=f"{name}: the manifest says {manifest.statistics.get(name)}, the shards hold {counts.get(name, 0)}",
+            detail=f"{name}: manifest {manifest.statistics.get(name)}, in the shards {counts.get(name, 0)}",
         )
         for name in _TOTALS
         if counts.get(name, 0) != manifest.statistics.get(name)

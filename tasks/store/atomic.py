@@ -1,7 +1,7 @@
 """A file appears whole or not at all: temporary name in the same folder, fsync, `os.replace`.
 
-Temporary names are `.tmp-{name}.{host}.{pid}`, so a leftover of a killed process on this host is recognised
-by its dead process and removed by the next writer of the same name.
+Temporary names are `.tmp-{name}.{host}.{pid}-{thread}`, so two threads never share one, and a leftover of a killed
+process on this host is recognised by its dead process and removed by the next writer of the same name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +50,7 @@ class AtomicFile:
         self.path = path
         self.bytes = 0
         self._sha256 = hashlib.sha256()
-        self._temporary = path.with_name(f"{TEMP_PREFIX}{path.name}.{_HOST}.{os.getpid()}")
+        self._temporary = _temporary(path)
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(path)
@@ -81,12 +82,17 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Sync the data, then make the file visible under its final name."""
-        with storage_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self.path)
-            _sync_folder(self.path.parent)
+        try:
+            with storage_errors(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._temporary.replace(self.path)
+                _sync_folder(self.path.parent)
+        except BaseException:
+            # A full disk often shows only here, when the buffer is flushed.
+            self._discard()
+            raise
 
     def record(self, root: Path) -> FileRecord:
         """Size and digest of what was written, with the path relative to `root`."""
@@ -101,7 +107,10 @@ class AtomicFile:
     ) -> None:
         if kind is None:
             self.commit()
-            return
+        else:
+            self._discard()
+
+    def _discard(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -119,7 +128,7 @@ def link_file(source: Path, target: Path) -> None:
     """Give `source` a second name: a hard link, or an atomic copy where links are impossible."""
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{TEMP_PREFIX}{target.name}.{_HOST}.{os.getpid()}")
+        temporary = _temporary(target)
         temporary.unlink(missing_ok=True)
         try:
             temporary.hardlink_to(source)
@@ -134,11 +143,16 @@ def link_file(source: Path, target: Path) -> None:
 def swap_symlink(link: Path, target: str) -> None:
     """Point `link` at `target` in one step; readers see the old target or the new one."""
     with storage_errors(link):
-        temporary = link.with_name(f"{TEMP_PREFIX}{link.name}.{_HOST}.{os.getpid()}")
+        _remove_leftovers(link)
+        temporary = _temporary(link)
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target)
         temporary.replace(link)
         _sync_folder(link.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{TEMP_PREFIX}{path.name}.{_HOST}.{os.getpid()}-{threading.get_ident()}")
 
 
 def _copy(source: Path, target: Path, block_bytes: int = 1 << 22) -> None:
@@ -158,7 +172,7 @@ def _sync_folder(folder: Path) -> None:
 def _remove_leftovers(path: Path) -> None:
     """Remove temporary files of `path` that dead processes of this host left behind."""
     for leftover in path.parent.glob(f"{TEMP_PREFIX}{path.name}.{_HOST}.*"):
-        pid = leftover.name.rpartition(".")[2]
+        pid = leftover.name.rpartition(".")[2].partition("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
             leftover.unlink(missing_ok=True)
 

@@ -62,7 +62,7 @@ class Fingerprints:
         with contextlib.suppress(OSError, ValueError):
             loaded = json.loads(memo.read_bytes())
             if isinstance(loaded, dict):
-                self._known = loaded
+                self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
 
     def digests(self, paths: Iterable[Path]) -> list[str]:
         """The SHA-256 of each path, hashing only what is not remembered, on a few threads.
@@ -96,6 +96,10 @@ class Fingerprints:
     def identities(self) -> dict[str, list[int]]:
         """What every input looked like when it was hashed, to be checked again before publishing."""
         return {str(path): identity for path, identity in self._seen.items()}
+
+
+def _is_memo(known: object) -> bool:
+    return isinstance(known, list) and len(known) == 5 and isinstance(known[4], str)
 
 
 def check_unchanged(identities: dict[str, list[int]]) -> None:

@@ -32,7 +32,7 @@ def run_folder(output_dir: Path, run_hash: str) -> Path:
 
 
 def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
-    """Make sure `output_dir` is this flow's, and mark it.
+    """Make sure `output_dir` is this flow's, and mark it. The marker comes before anything else in it.
 
     Args:
         output_dir: the output directory; created if missing.
@@ -41,12 +41,16 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
 
     Raises:
         ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of ours' name
-            that we did not make.
+            that we did not make; `bad_config` when it is a file.
         StorageError: the directory cannot be created or written.
     """
+    if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
+        raise ConfigError("this is not a folder; choose another output_dir", where=str(output_dir))
     with storage_errors(output_dir, "create the output folder"):
         output_dir.mkdir(parents=True, exist_ok=True)
     marker = output_dir / MARKER
+    # Looked at before the marker: a run that starts at the same moment writes the marker first.
+    there = [output_dir / name for name in (RUNS, STAGES) if (output_dir / name).exists()]
     owner = _owner(marker)
     if owner is not None and owner != flow:
         raise ConfigError(
@@ -57,14 +61,16 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
     for name, target in {LATEST: f"{RUNS}/", **published}.items():
         _refuse_foreign(output_dir / name, target)
     if owner is None:
-        for name in (RUNS, STAGES):
-            if (output_dir / name).exists():
-                raise ConfigError(
-                    f"{name!r} is already there and was not made by gristmill; choose another output_dir",
-                    code="foreign_output",
-                    where=str(output_dir / name),
-                )
+        for path in there:
+            raise ConfigError(
+                f"{path.name!r} is already there and was not made by gristmill; choose another output_dir",
+                code="foreign_output",
+                where=str(path),
+            )
         write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
+    with storage_errors(output_dir, "create the stages folder"):
+        # From now on input digests are remembered there, so that the flow need not hash again.
+        (output_dir / STAGES).mkdir(exist_ok=True)
 
 
 def _owner(marker: Path) -> str | None:

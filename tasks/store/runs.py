@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import IntegrityError
@@ -30,23 +31,33 @@ def read_manifest(folder: Path) -> RunManifest:
         ) from error
 
 
+def published_faults(folder: Path, manifest: RunManifest, verify: Verify) -> Iterator[IntegrityError]:
+    """An error for every output that is missing or has another size (or digest), and every wrong link."""
+    for record in manifest.outputs:
+        # A receipt is verified against the folder its paths are relative to; a manifest likewise.
+        output = Receipt(task="publish", stage=manifest.run_hash, part=0, files=(record,))
+        try:
+            verify_files(output, folder, verify)
+        except IntegrityError as error:
+            yield error
+    for name, target in manifest.links.items():
+        link = folder / name
+        if not link.is_symlink() or str(link.readlink()) != target:
+            yield IntegrityError(
+                f"the link should point to {target!r}; run the flow again to repair it",
+                code="missing_output",
+                where=str(link),
+            )
+
+
 def check_published(folder: Path, manifest: RunManifest, verify: Verify) -> None:
     """Every output is there with its size (or digest), every link points where it should.
 
     Raises:
         IntegrityError: naming the first file that is not as the manifest says.
     """
-    # A receipt is verified against the folder its paths are relative to; a manifest likewise.
-    outputs = Receipt(task="publish", stage=manifest.run_hash, part=0, files=manifest.outputs)
-    verify_files(outputs, folder, verify)
-    for name, target in manifest.links.items():
-        link = folder / name
-        if not link.is_symlink() or str(link.readlink()) != target:
-            raise IntegrityError(
-                f"the link should point to {target!r}; run the flow again to repair it",
-                code="missing_output",
-                where=str(link),
-            )
+    for fault in published_faults(folder, manifest, verify):
+        raise fault
 
 
 def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifest | None:

@@ -1,0 +1,70 @@
+"""train-tokenizer: a byte-level BPE tokenizer from a sample."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from schemas.run import RunManifest
+from schemas.tokenizer import FLOW, PUBLISHED, TrainTokenizerConfig
+from tasks.corpus import steps
+from tasks.corpus.tokenizer_identity import Identity, identify
+from tasks.corpus.tokenizer_publish import PublishTokenizerWork
+from tasks.corpus.tokenizer_train import TrainWork
+from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.store.layout import claim
+from tasks.store.receipts import Verify
+
+log = logging.getLogger("gristmill.train_tokenizer")
+
+
+@flow(name=FLOW, persist_result=False)
+def train_tokenizer(
+    config: TrainTokenizerConfig, verify: Verify = Verify.SIZE, force: bool = False
+) -> dict[str, Any]:
+    """Train a tokenizer that transformers loads.
+
+    Args:
+        config: the sample, the vocabulary, the special tokens and the chat template.
+        verify: how closely cached results are checked before they are used again.
+        force: do every step again, whatever is cached.
+    """
+    identity = identify(config)
+    each = each_with_receipts(Path(config.output_dir), verify, force)
+    return mill(config, identity, each, run_once).model_dump(mode="json")
+
+
+def mill(config: TrainTokenizerConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
+    """The story of a run: train, publish."""
+    claim(Path(config.output_dir), FLOW, PUBLISHED)
+    work = TrainWork(
+        output_dir=str(Path(config.output_dir).absolute()),
+        stage=identity.stage,
+        shards=tuple(str(file.path) for file in identity.files),
+        config=config,
+        chat_template=identity.chat_template,
+    )
+    [trained] = each(steps.train, [work])
+    for bucket in trained.statistics["buckets"]:
+        log.info(
+            "%s: %s bytes per token on %d held-out rows",
+            bucket["bucket"],
+            bucket["bytes_per_token"],
+            bucket["held_out_rows"],
+        )
+    manifest: RunManifest = once(
+        steps.publish_trained,
+        PublishTokenizerWork(
+            output_dir=config.output_dir,
+            run_hash=identity.run_hash,
+            trained=trained,
+            config=config.model_dump_json(indent=2),
+            inputs=tuple(identity.records()),
+            seen=identity.seen,
+        ),
+    )
+    log.info("published run %s: %d tokens", manifest.run_hash, manifest.statistics["vocabulary_size"])
+    return manifest

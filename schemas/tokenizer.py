@@ -1,0 +1,91 @@
+"""Tokenizer training: configuration, and the default special tokens and chat template."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import Field, model_validator
+
+from schemas.config import Config, by_content, execution_only
+
+FLOW = "train-tokenizer"
+# Enters every hash; raised when the same configuration would give other bytes, defaults included.
+FORMAT_VERSION = 1
+
+TOKENIZER = "tokenizer"
+REPORT = "report.json"
+# What pack-sft's tokenizer.path names.
+PUBLISHED = {TOKENIZER: f"latest/{TOKENIZER}"}
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+# ChatML, with generation blocks: the assistant's text and its end-of-turn token carry loss.
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.role == 'assistant' %}"
+    "{%- generation %}{{- message.content + '<|im_end|>' }}{%- endgeneration %}"
+    "{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}"
+    "{{- '\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+_BYTES = 256
+
+
+class TrainTokenizerConfig(Config):
+    """A byte-level BPE tokenizer trained on a sample."""
+
+    output_dir: str = execution_only(
+        ...,
+        min_length=1,
+        title="Output folder",
+        description="Folder for runs, stages and the published view.",
+    )
+    sample: str = by_content(
+        ...,
+        min_length=1,
+        title="Sample",
+        description="A run or output folder of sample-corpus, or any folder of Parquet files with a column text.",
+    )
+    vocabulary_size: int = Field(
+        64_000, ge=_BYTES, le=2**24, title="Vocabulary size", description="Bytes and special tokens included."
+    )
+    min_frequency: int = Field(
+        2, ge=1, title="Smallest frequency", description="Pairs seen less often are not merged."
+    )
+    special_tokens: tuple[str, ...] = Field(
+        (END_OF_TEXT, TURN_START, TURN_END),
+        min_length=1,
+        title="Special tokens",
+        description="They get the first ids, in this order.",
+    )
+    eos_token: str = Field(TURN_END, title="End of sequence", description="One of the special tokens.")
+    pad_token: str = Field(END_OF_TEXT, title="Padding", description="One of the special tokens.")
+    chat_template: str = by_content(
+        CHAT_TEMPLATE, title="Chat template", description="A template file, or the template itself."
+    )
+    held_out: float = Field(
+        0.01, ge=0, lt=1, title="Held out", description="Share of rows kept from training, to measure on."
+    )
+    seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Decides which rows are held out.")
+    workers: int = execution_only(
+        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
+    )
+
+    @model_validator(mode="after")
+    def _tokens_fit(self) -> TrainTokenizerConfig:
+        tokens = self.special_tokens
+        if len(set(tokens)) != len(tokens) or not all(tokens):
+            raise ValueError(f"special_tokens must be distinct and not empty, got {list(tokens)}")
+        for field, token in (("eos_token", self.eos_token), ("pad_token", self.pad_token)):
+            if token not in tokens:
+                raise ValueError(f"{field} {token!r} must be one of special_tokens {list(tokens)}")
+        if self.vocabulary_size < _BYTES + len(tokens):
+            raise ValueError(
+                f"a vocabulary of {self.vocabulary_size} cannot hold {_BYTES} bytes and {len(tokens)} special tokens"
+            )
+        return self

@@ -1,0 +1,35 @@
+"""Validation: its configuration."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.config import Config
+
+FLOW = "validate"
+
+
+class Level(StrEnum):
+    """How closely outputs are looked at."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class ValidateConfig(Config):
+    """Check any output: a run, an output folder, a folder of shards, or one file."""
+
+    path: str = Field(
+        min_length=1,
+        title="Path",
+        description="A run, an output folder (its latest run), a folder of shards, or one shard; made by "
+        "Gristmill or by another tool.",
+    )
+    level: Level = Field(
+        Level.FULL,
+        title="Level",
+        description="quick looks at the sizes, links and ledger of a run; full also reads every row and "
+        "recomputes checksums. Loose shards are always read.",
+    )

@@ -1,0 +1,29 @@
+"""Small texts that a configuration gives either in place or as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schemas.errors import ConfigError
+
+
+def template_source(given: str | None, where: str) -> str:
+    """A chat template's source: `given` itself if it looks like a template, else the content of that file.
+
+    Args:
+        given: `None` or empty means no template of one's own.
+        where: the configuration field, for errors.
+
+    Raises:
+        ConfigError: `missing_template`: the file cannot be read.
+    """
+    if not given or "{" in given or "\n" in given:
+        return given or ""
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
+        raise ConfigError(
+            f"cannot read the template file {given!r}: {error}; give a file, or the template itself",
+            code="missing_template",
+            where=where,
+        ) from error
