@@ -6,17 +6,19 @@ A cached re-run needs no more than this: no numpy, no Arrow, no Prefect.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schemas.canonical import canonical_hash
+from schemas.errors import ConfigError
 from schemas.run import InputRecord
-from schemas.sft import FLOW, FORMAT_VERSION, DatasetConfig, PackSftConfig
+from schemas.sft import FLOW, FORMAT_VERSION, SPLITS, DatasetConfig, PackSftConfig
 from tasks.sft.tokenizer_source import TokenizerSource, find_tokenizer
 from tasks.store.fingerprint import Fingerprints
 from tasks.store.inputs import InputFile, resolve
-from tasks.store.layout import FINGERPRINTS, STAGES
+from tasks.store.layout import FINGERPRINTS, LATEST, RUNS, STAGES
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def identify(config: PackSftConfig) -> Identity:
     """Resolve, fingerprint and hash everything `config` names.
 
     Raises:
-        ConfigError: a path, the tokenizer or the template is missing.
+        ConfigError: a path, the tokenizer or the template is missing, or an input is what runs made.
         InputError: an input cannot be read.
     """
     tokenizer = find_tokenizer(config.tokenizer)
