@@ -162,7 +162,6 @@ class TokenizerConfig(Config):
         description="Encode special tokens found inside message content as plain text.",
     )
 
-
     @field_validator("template_kwargs")
     @classmethod
     def _plain_variables(cls, variables: dict[str, Any]) -> dict[str, Any]:
