@@ -16,7 +16,10 @@ _STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice; PyYAML would silently keep the last."""
+    """Safe YAML that refuses a key given twice; PyYAML would silently keep the last.
+
+    It also reads JSON's escapes of characters beyond 16 bits, which PyYAML leaves as two halves.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -29,6 +32,15 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, str | int | float | bool):
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        text = str(super().construct_scalar(node))
+        try:
+            return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            raise yaml.constructor.ConstructorError(
+                None, None, "the text holds half of a UTF-16 pair", node.start_mark
+            ) from None
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,7 +84,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             where="--set",
         )
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or error
         raise ConfigError(

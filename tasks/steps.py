@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import task
 
-from schemas.validation import Level, ValidateConfig
+from schemas.validation import ValidateConfig
 from schemas.verdict import Verdict
 from tasks.validation import validate_path
 
@@ -14,4 +14,4 @@ from tasks.validation import validate_path
 @task(name="validate", persist_result=False)
 def validate(config: ValidateConfig) -> Verdict:
     """Everything at one path, faults included."""
-    return validate_path(Path(config.path), full=config.level is Level.FULL)
+    return validate_path(Path(config.path), full=config.level == "full")

@@ -16,18 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from schemas.corpus import OWN_COLUMNS, SampleCompression
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.reading import iter_columns
+from tasks.corpus.row_groups import row_groups
 from tasks.corpus.select import Eligibility, kept_rows
 from tasks.corpus.selection import Cutoff, IdRange
 from tasks.corpus.shards import Piece, ShardPlan
 from tasks.store.atomic import AtomicFile
 from tasks.store.layout import stage_folder
 
-_GROUP_BYTES = 32 << 20
 _PAGE_BYTES = 256 << 10
 _COMPRESSED = ("zstd", "gzip")
 
@@ -73,9 +74,10 @@ def write_sample(work: WriteWork) -> Receipt:
     for number, shard in enumerate(work.shards):
         path = stage_folder(root, work.stage) / f"part-{number:06d}.parquet"
         with _SampleWriter(path, work) as writer:
-            for piece in shard.pieces:
-                for batch in _selected(work, piece):
-                    writer.add(batch)
+            for table in row_groups(batch for piece in shard.pieces for batch in _selected(work, piece)):
+                writer.add(table)
+                # Or it would be held while the next one is gathered.
+                del table
             writer.finish()
         if writer.rows != shard.rows:
             raise IntegrityError(
@@ -128,31 +130,38 @@ def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _SampleWriter:
-    """Writes one shard; nothing is visible before `finish`."""
+    """Writes one shard, a row group at a time; nothing is visible before `finish`."""
 
     def __init__(self, path: Path, work: WriteWork) -> None:
         self._work = work
         self._file = AtomicFile(path)
         self._writer: pq.ParquetWriter | None = None
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_bytes = 0
         self.rows = 0
         self.text_bytes = 0
         self.lengths: Counter[int] = Counter()
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        lengths = pc.binary_length(batch.column(0)).to_numpy(zero_copy_only=False)
+    def add(self, source: pa.Table) -> None:
+        """Write one row group: the text, then the kept columns."""
+        self._count(pc.binary_length(source.column(0)).to_numpy())
+        columns = [
+            source.column(0),
+            pa.repeat(pa.scalar(self._work.dataset), len(source)),
+            pa.repeat(pa.scalar(self._work.bucket), len(source)),
+            *(source.column(name) for name in self._work.keep_columns),
+        ]
+        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._work.keep_columns])
+        if self._writer is None:
+            self._writer = self._open(table.schema)
+        self._writer.write_table(table, row_group_size=len(table))
+
+    def _count(self, lengths: NDArray[np.int32]) -> None:
+        # Once a row group: for each batch of rows it took as long as the checksum.
         classes = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
         self.lengths.update({power: int(count) for power, count in enumerate(classes) if count})
-        self.rows += batch.num_rows
-        self.text_bytes += int(lengths.sum())
-        self._pending.append(batch)
-        self._pending_bytes += batch.nbytes
-        if self._pending_bytes >= _GROUP_BYTES:
-            self._flush()
+        self.rows += len(lengths)
+        self.text_bytes += int(lengths.sum(dtype=np.int64))
 
     def finish(self) -> None:
-        self._flush()
         if self._writer is not None:
             self._writer.close()
         self._file.commit()
@@ -169,23 +178,6 @@ class _SampleWriter:
                 self._writer.close()
             self._file.__exit__(kind, error, trace)
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        source = pa.Table.from_batches(self._pending)
-        self._pending, self._pending_bytes = [], 0
-        columns = [
-            _combined(source.column(0)),
-            pa.repeat(pa.scalar(self._work.dataset), len(source)),
-            pa.repeat(pa.scalar(self._work.bucket), len(source)),
-            *(_combined(source.column(name)) for name in self._work.keep_columns),
-        ]
-        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._work.keep_columns])
-        del source
-        if self._writer is None:
-            self._writer = self._open(table.schema)
-        self._writer.write_table(table, row_group_size=len(table))
-
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         codec = self._work.compression.value
         return pq.ParquetWriter(
@@ -199,7 +191,3 @@ class _SampleWriter:
             data_page_size=_PAGE_BYTES,
             store_schema=True,
         )
-
-
-def _combined(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -46,6 +46,10 @@ class Escaper:
         >>> Escaper(["<eos>"]).escape([{"role": "user", "content": "a<eos>"}], None)[0][0]["content"]
         'a\\U00100000'
         """
+        # Nearly all rows end here; to look takes a third of the time of replacing nothing.
+        patterns = [self._pattern_of(message) for message in messages]
+        if not any(map(_holds, messages, patterns)) and (tools is None or not _holds(tools, self._others)):
+            return messages, tools, []
         literals: dict[str, int] = {}
 
         def stand_in(match: re.Match[str]) -> str:
@@ -55,8 +59,8 @@ class Escaper:
 
         escaped = [
             # The role is one of ours, and what a template compares it with: some vocabularies hold "user".
-            _map_strings(message, self._pattern_of(message), stand_in) | {"role": message["role"]}
-            for message in messages
+            _map_strings(message, pattern, stand_in) | {"role": message["role"]}
+            for message, pattern in zip(messages, patterns, strict=True)
         ]
         escaped_tools = None if tools is None else _map_strings(tools, self._others, stand_in)
         if not literals:
@@ -101,6 +105,23 @@ def _tree(texts: list[str]) -> str:
     # The end comes last: a longer token is preferred.
     ends = [""] if "" in rests else []
     return f"{re.escape(prefix)}(?:{'|'.join(groups + ends)})"
+
+
+def _holds(value: Any, pattern: re.Pattern[str]) -> bool:
+    """Whether `pattern` is in any text that `_map_strings` would change."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    if isinstance(value, dict):
+        # Keys too, and all at once: a template may print them.
+        if pattern.search("\0".join(value)) is not None:
+            return True
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    for item in value:  # noqa: SIM110 - a generator would double the time a message takes
+        if _holds(item, pattern):
+            return True
+    return False
 
 
 def _map_strings(value: Any, pattern: re.Pattern[str], replace: Any) -> Any:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.sft import TrainOn
 from tasks.sft.dialects import Conversation
@@ -24,13 +23,12 @@ from tasks.sft.escape import literal_index
 from tasks.sft.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate, Message
 from tasks.store.rejects import RowRejected
 
-_MARKS = re.compile(f"[{GENERATION_OPEN}{GENERATION_CLOSE}]")
+_MARKS = re.compile(f"([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 _PRIVATE = re.compile("([\U00100000-\U0010fffb])")
 _PROBE = "gristmillprobe"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A run of rendered text that is encoded as one.
 
     Attributes:
@@ -128,7 +126,7 @@ def _trained_spans(
         return
     if render.template.marks_generation:
         text, blocks = _generation_blocks(render.marked(count))
-        yield text, _blocks_of(render, blocks, wanted)
+        yield text, _blocks_of(render, text, blocks, wanted)
         return
     text = render.text(count)
     spans = _message_spans(render, wanted, text, count)
@@ -142,9 +140,12 @@ def _generation_blocks(marked: str) -> tuple[str, list[Span]]:
     """The text without marks, and the spans the marks enclosed."""
     blocks: list[Span] = []
     start = None
-    for removed, match in enumerate(_MARKS.finditer(marked)):
-        position = match.start() - removed
-        if match[0] == GENERATION_OPEN:
+    position = 0
+    texts_and_marks = _MARKS.split(marked)
+    texts = texts_and_marks[::2]
+    for text, mark in zip(texts, texts_and_marks[1::2], strict=False):
+        position += len(text)
+        if mark == GENERATION_OPEN:
             if start is not None:
                 raise RowRejected("mask_unresolved", "generation blocks are nested")
             start = position
@@ -155,30 +156,36 @@ def _generation_blocks(marked: str) -> tuple[str, list[Span]]:
             raise RowRejected("mask_unresolved", "a generation block was cut by the template")
     if start is not None:
         raise RowRejected("mask_unresolved", "a generation block was cut by the template")
-    return _MARKS.sub("", marked), [block for block in blocks if block[0] < block[1]]
+    return "".join(texts), [block for block in blocks if block[0] < block[1]]
 
 
-def _blocks_of(render: _Renderer, blocks: list[Span], wanted: list[bool]) -> list[Span]:
-    """The blocks of the wanted messages; several blocks may belong to one message."""
+def _blocks_of(render: _Renderer, text: str, blocks: list[Span], wanted: list[bool]) -> list[Span]:
+    """The blocks of the wanted messages; several blocks, or none, may belong to one message."""
     assistants = [i for i, message in enumerate(render.messages) if message["role"] == "assistant"]
     if all(wanted[i] for i in assistants):
         return blocks
-    if len(blocks) == len(assistants):
+    if render.template.one_block_a_message and len(blocks) == len(assistants):
         return [block for block, i in zip(blocks, assistants, strict=True) if wanted[i]]
     chosen: list[Span] = []
     before = 0
-    for position in assistants:
-        upto = len(_generation_blocks(render.marked(position + 1))[1])
-        if upto < before or upto > len(blocks):
-            raise RowRejected(
-                "mask_unresolved", "cannot tell which generation block belongs to which message"
-            )
+    for position, following in zip(assistants, [*assistants[1:], None], strict=True):
+        # Only where trained and untrained messages meet does it matter whose a block is.
+        if following is not None and wanted[position] == wanted[following]:
+            continue
+        upto = len(blocks) if following is None else _blocks_up_to(render, text, blocks, position + 1)
         if wanted[position]:
             chosen += blocks[before:upto]
         before = upto
-    if before != len(blocks):
-        raise RowRejected("mask_unresolved", "cannot tell which generation block belongs to which message")
     return chosen
+
+
+def _blocks_up_to(render: _Renderer, text: str, blocks: list[Span], count: int) -> int:
+    """How many of `blocks` belong to the first `count` messages, which must render as they do in `text`."""
+    prefix, found = _generation_blocks(render.marked(count))
+    end = found[-1][1] if found else 0
+    if found != blocks[: len(found)] or prefix[:end] != text[:end]:
+        raise RowRejected("mask_unresolved", "cannot tell which generation block belongs to which message")
+    return len(found)
 
 
 def _message_spans(render: _Renderer, wanted: list[bool], text: str, count: int) -> list[Span] | None:

@@ -40,6 +40,9 @@ _BUDGET = "_gristmill_budget"
 # transformers fills the first from the others, because templates differ in which one they read.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
+# In `message.items`, the method comes before a key of that name.
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
 Message = dict[str, Any]
 
 
@@ -78,6 +81,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             macro.body.insert(0, nodes.ExprStmt(_budget_call([], macro.lineno)))
         tree.set_environment(self)
         return tree
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # `message.role`: the same answer as jinja2's, without raising and catching AttributeError first.
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (abs(left) <= 2**31 and abs(right) <= 64):
@@ -162,6 +171,8 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
+            # Every render copies the globals; from jinja2's chain of maps that took a third of the render.
+            self._template.globals = dict(self._template.globals)
         except Exception as error:
             # Besides Jinja's own errors: `{% break %}` outside a loop is Python's SyntaxError.
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -170,9 +181,11 @@ class ChatTemplate:
                 code="bad_template",
                 where="tokenizer.chat_template",
             ) from error
-        self.marks_generation = any(
-            GENERATION_OPEN in data.data for data in tree.find_all(nodes.TemplateData)
-        )
+        self.marks_generation = _generation_blocks(tree) > 0
+        # One block, in the loop over the messages alone: a loop inside it or a macro could print more.
+        inner = (*(loop for outer in tree.find_all(nodes.For) for loop in outer.find_all(nodes.For)),
+                 *tree.find_all((nodes.Macro, nodes.CallBlock)))  # fmt: skip
+        self.one_block_a_message = _generation_blocks(tree) == 1 and not any(map(_generation_blocks, inner))
 
     def render(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool = False) -> str:
         """The conversation as text, generation marks included.
@@ -218,6 +231,10 @@ class ChatTemplate:
                 ) from None
 
 
+def _generation_blocks(node: nodes.Node) -> int:
+    return sum(GENERATION_OPEN in data.data for data in node.find_all(nodes.TemplateData))
+
+
 def _refuse_reserved(source: str) -> None:
     """A template that prints our own marks would make masks of its own."""
     found = _RESERVED.search(source)
@@ -231,6 +248,8 @@ def _refuse_reserved(source: str) -> None:
 
 
 def _with_reasoning(message: Message) -> Message:
+    if message.keys().isdisjoint(_REASONING_FIELDS):
+        return message
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key) is not None), None)
     if reasoning is None:
         return message

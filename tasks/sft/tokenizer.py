@@ -10,6 +10,7 @@ model writes. On templates whose turns border on special tokens the ids equal th
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import threading
@@ -82,11 +83,7 @@ class ChatTokenizer:
         ids = self._encode_pieces(samples, pieces)
         lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         flags = np.fromiter((piece.trained for piece in pieces), dtype=np.uint8, count=len(pieces))
-        tokens = np.empty(int(lengths.sum()), dtype=np.int32)
-        position = 0
-        for part in ids:
-            tokens[position : position + len(part)] = part
-            position += len(part)
+        tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         per_sample = np.fromiter(map(len, samples), dtype=np.int64, count=len(samples))
         bounds = np.concatenate(([0], np.cumsum(per_sample)))
         ends = np.concatenate(([0], np.cumsum(lengths)))[bounds]

@@ -50,7 +50,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
     marker = output_dir / MARKER
     # Looked at before the marker: a run that starts at the same moment writes the marker first.
-    there = [output_dir / name for name in (RUNS, STAGES) if (output_dir / name).exists()]
+    there = [output_dir / name for name in (RUNS, STAGES) if os.path.lexists(output_dir / name)]
     owner = _owner(marker)
     if owner is not None and owner != flow:
         raise ConfigError(

@@ -25,6 +25,9 @@ def read_manifest(folder: Path) -> RunManifest:
         raise IntegrityError(
             "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
         ) from None
+    except IntegrityError as error:
+        # Its ledger does not add up.
+        raise IntegrityError(error.message, code=error.code, where=str(path)) from None
     except (OSError, ValueError) as error:
         raise IntegrityError(
             f"the manifest cannot be read: {error}", code="bad_manifest", where=str(path)

@@ -38,6 +38,8 @@ class Runs:
             text=True,
             env=environment(),
         )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
 
     def run(
         self, config: dict[str, Any], die_before: int | None = None, kill_after_s: float | None = None
@@ -83,13 +85,14 @@ def _child(job: dict[str, Any], report: int) -> int:
 
 def _serve() -> None:
     # Read once here, forked many times.
-    import tokenizers  # noqa: F401
-    import transformers  # noqa: F401
+    import transformers
 
     import flows.pack_sft
-    import tasks.sft.tokenizer  # noqa: F401
+    import tasks.sft.tokenizer
 
-    assert flows.pack_sft.mill
+    # Some are imported only when they are asked for.
+    assert transformers.AutoTokenizer and tasks.sft.tokenizer.load_tokenizer and flows.pack_sft.mill
+    print("ready", flush=True)
     while line := sys.stdin.readline():
         reader, writer = os.pipe()
         pid = os.fork()

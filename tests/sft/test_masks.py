@@ -16,6 +16,7 @@ from schemas.sft import TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
 from tasks.sft.dialects import Conversation
 from tasks.sft.masks import samples
+from tasks.sft.template import ChatTemplate
 from tasks.sft.tokenize import shifted_mask
 from tasks.sft.tokenizer import ChatTokenizer, load_tokenizer
 from tasks.sft.tokenizer_source import find_tokenizer
@@ -330,3 +331,44 @@ def test_special_tokens_typed_by_people_stay_text(deepseek: Path, hf: Any) -> No
     raw = load(deepseek, DEEPSEEK, escape_special_tokens=False)
     [(ids, _)] = encode(raw, messages)
     assert ids.count(hf.convert_tokens_to_ids(EOS)) == 3
+
+
+# Prints two blocks, one or none for a message, depending on what it holds.
+SOME_BLOCKS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}{% generation %}[{{ m.reasoning_content }}]{% endgeneration %}|{% endif %}"
+    "{% if m.content %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}"
+    "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+ASKS = {"role": "user", "content": "Q"}
+THINKS = {"role": "assistant", "content": "A", "reasoning_content": "R"}
+SILENT = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("messages", "train_on", "expected"),
+    [
+        ([ASKS, THINKS, ASKS, SILENT], "assistant", ["[R]", "A"]),
+        # As many blocks as assistant messages, and yet not one each.
+        ([ASKS, THINKS, ASKS, SILENT], "last_turn", []),
+        ([ASKS, {**THINKS, "train": False}, ASKS, SILENT], "assistant", []),
+        ([ASKS, SILENT, ASKS, THINKS], "last_turn", ["[R]", "A"]),
+        ([ASKS, SILENT, ASKS, {**THINKS, "weight": 0}, ASKS, THINKS], "assistant", ["[R]", "A"]),
+    ],
+)
+def test_blocks_belong_to_the_message_that_printed_them(
+    messages: list[dict[str, Any]], train_on: str, expected: list[str]
+) -> None:
+    template = ChatTemplate(SOME_BLOCKS, {})
+    (pieces,) = samples(template, Conversation(messages, None), TrainOn(train_on), [])
+    assert [piece.text for piece in pieces if piece.trained] == expected
+
+
+def test_blocks_that_change_with_what_follows_are_not_guessed() -> None:
+    # The reasoning of all but the last message is left out, so a prefix does not show whose a block is.
+    template = ChatTemplate(
+        SOME_BLOCKS.replace("if m.reasoning_content", "if loop.last and m.reasoning_content"), {}
+    )
+    messages = [ASKS, {**THINKS, "train": False}, ASKS, THINKS]
+    with pytest.raises(RowRejected, match="mask_unresolved"):
+        samples(template, Conversation(messages, None), TrainOn.ASSISTANT, [])
