@@ -1,7 +1,8 @@
 """Reading columns of a source file in small batches.
 
-512 rows a batch with a 1 MiB read buffer and no pre-buffering stays within 1.1x of raw decompression and needs
-a few megabytes whatever the row group's size; `dataset.to_batches` would keep whole row groups.
+Batches of about 1 MiB with a 1 MiB read buffer and no pre-buffering stay within 1.1x of raw decompression and need
+a few megabytes whatever the row group's size; `dataset.to_batches` would keep whole row groups. On documents of 1.9 kB,
+512 rows decode as fast as 256 and 1,024, and 15% faster than 10,000, which fall out of the cache.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 
-_BATCH_ROWS = 512
+_BATCH_BYTES = 1 << 20
+# With fewer rows, Python takes longer than Arrow; with more, nothing is gained.
+_FEWEST_ROWS, _MOST_ROWS = 32, 8192
 _BUFFER_BYTES = 1 << 20
 
 
 def iter_columns(
     path: str, name: str, groups: Iterable[int], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The given columns of the given row groups, in order, in batches of at most 512 rows.
+    """The given columns of the given row groups, in order, in batches of about 1 MiB.
 
     Args:
         name: what errors call the file.
@@ -35,8 +38,12 @@ def iter_columns(
                 source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
             ) as file,
         ):
+            wanted = list(groups)
             batches = file.iter_batches(
-                _BATCH_ROWS, row_groups=list(groups), columns=list(columns), use_threads=False
+                _batch_rows(file.metadata, wanted),
+                row_groups=wanted,
+                columns=list(columns),
+                use_threads=False,
             )
             for batch in batches:
                 # In the order asked for, whatever the file's.
@@ -48,3 +55,11 @@ def iter_columns(
             code=code,
             where=name,
         ) from error
+
+
+def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
+    """Rows that take about 1 MiB, by the plain size of all columns; that of one only a sound footer can tell."""
+    read = [metadata.row_group(group) for group in groups]
+    rows = sum(group.num_rows for group in read)
+    size = max(sum(group.total_byte_size for group in read), 1)
+    return min(max(rows * _BATCH_BYTES // size, _FEWEST_ROWS), _MOST_ROWS)

@@ -1,7 +1,8 @@
-"""Sample shards: selected rows, taken batch by batch and written in row groups of about 32 MiB.
+"""Sample shards: selected rows, taken batch by batch and written in row groups of about 16 MiB.
 
-zstd-1, no dictionary and no statistics on text, 256 KiB pages. The bytes depend on how Arrow arrays are chunked, so
-the chunks of a row group are combined before it is written.
+zstd-1, no dictionary and no statistics on text, pages of 256 KiB or 1,024 rows, whichever is more: on documents of
+1.9 kB pages of fewer rows cost a tenth more time. The bytes follow from the rows alone (see `row_groups`). A thread
+holds one row group, so its memory does not depend on how much is sampled.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def write_sample(work: WriteWork) -> Receipt:
         rows.append(writer.rows)
         lengths.update(writer.lengths)
         text_bytes += writer.text_bytes
+        # Arrow's allocator keeps for each thread what it let go: 40 MB of 310 on two threads.
+        pa.default_memory_pool().release_unused()
     return Receipt(
         task=work.task,
         stage=work.stage,

@@ -7,13 +7,17 @@ it works in the real command line and its worker processes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from workloads import environment
 
 _TARGET = {"os.rename": 1, "os.link": 1, "os.symlink": 1, "os.remove": 0, "os.mkdir": 0, "open": 0}
 _WRITING = os.O_WRONLY | os.O_RDWR
@@ -22,23 +26,17 @@ _WRITING = os.O_WRONLY | os.O_RDWR
 def install(root: Path, seen: Callable[[str, str], None]) -> None:
     """Call `seen(event, path)` before every change below `root`, for the rest of the process's life."""
     prefix = f"{root}{os.sep}"
-    busy = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal busy
         position = _TARGET.get(event)
-        if position is None or busy:
+        if position is None:
             return
         target = arguments[position]
         if isinstance(target, int) or (event == "open" and not (arguments[2] or 0) & _WRITING):
             return
         path = os.fsdecode(target)
         if path.startswith(prefix):
-            busy = True
-            try:
-                seen(event, path[len(prefix) :])
-            finally:
-                busy = False
+            seen(event, path[len(prefix) :])
 
     sys.addaudithook(hook)
 
@@ -49,32 +47,45 @@ def die() -> None:
 
 
 def install_from_environment() -> None:
-    """`FILE_EVENTS_ROOT`: the output directory; `_LOG`: a file to append events to; `_DIE`: pattern to die at."""
-    root = Path(os.environ["FILE_EVENTS_ROOT"])
-    log, pattern = os.environ.get("FILE_EVENTS_LOG"), os.environ.get("FILE_EVENTS_DIE")
+    """Do what `hook_environment` was asked for."""
+    job = json.loads(os.environ["FILE_EVENTS"])
 
     def seen(event: str, path: str) -> None:
         line = f"{event} {path}"
-        if log is not None:
-            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(descriptor, f"{line}\n".encode())
+        if job["log"] is not None:
+            descriptor = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, f"{os.getpid()} {line}\n".encode())
             os.close(descriptor)
-        if pattern is not None and re.search(pattern, line):
+        if job["die_at"] is not None and re.search(job["die_at"], line):
             die()
+        if job["wait_at"] is not None and re.search(job["wait_at"], line):
+            while not os.path.exists(job["gate"]):  # noqa: PTH110 - pathlib may be importing this very moment
+                time.sleep(0.01)
 
-    install(root, seen)
+    install(Path(job["root"]), seen)
 
 
 def hook_environment(
-    folder: Path, root: Path, log: Path | None = None, die_at: str | None = None
+    folder: Path,
+    root: Path,
+    *,
+    log: Path | None = None,
+    die_at: str | None = None,
+    wait_at: str | None = None,
 ) -> dict[str, str]:
-    """Variables that put the hook into a command started with `workloads.environment`."""
-    folder.mkdir(exist_ok=True)
+    """The environment of a command that runs under the hook.
+
+    Args:
+        folder: where the module that Python imports at its start is put; also the place of the file `gate`.
+        root: the output directory.
+        log: a file that gets a line for every change: process id, event, path.
+        die_at: die before the first change that this pattern is found in, as `event path`.
+        wait_at: before such a change, wait until `folder` holds the file `gate`.
+    """
+    folder.mkdir()
     code = "import file_events\n\nfile_events.install_from_environment()\n"
     (folder / "sitecustomize.py").write_text(code)
-    variables = {"FILE_EVENTS_ROOT": str(root)}
-    if log is not None:
-        variables["FILE_EVENTS_LOG"] = str(log)
-    if die_at is not None:
-        variables["FILE_EVENTS_DIE"] = die_at
+    job = {"root": root, "log": log, "die_at": die_at, "wait_at": wait_at, "gate": folder / "gate"}
+    variables = environment(FILE_EVENTS=json.dumps(job, default=lambda path: path and str(path)))
+    variables["PYTHONPATH"] = os.pathsep.join((str(folder), variables["PYTHONPATH"]))
     return variables

@@ -18,7 +18,6 @@ from support import published_digests
 from workloads import (
     clone,
     command,
-    environment,
     last_json,
     make_inputs,
     raw_config,
@@ -187,8 +186,7 @@ def test_the_command_line_killed_with_its_workers_recovers(
     output = tmp_path / "out"
     config = save_config(tmp_path / "c.json", raw_config(output, inputs, small_tokenizer))
     arguments = ("pack-sft", config, "--runner", runner, "--json")
-    env = environment(**hook_environment(tmp_path / "hook", output, die_at=moment))
-    env["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "hook"), env["PYTHONPATH"]))
+    env = hook_environment(tmp_path / "hook", output, die_at=moment)
     # A session of its own: the hook kills the whole process group.
     killed = subprocess.run(
         command(*arguments), env=env, start_new_session=True, capture_output=True, timeout=120

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from workloads import (
     changed,
     clone,
     command,
-    environment,
     last_json,
     make_inputs,
     raw_config,
@@ -383,9 +383,8 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
 ) -> None:
     output, log = tmp_path / "out", tmp_path / "events"
     config = save_config(tmp_path / "c.json", raw_config(output, inputs, small_tokenizer))
-    hook = hook_environment(tmp_path / "hook", output, log=log)
-    env = environment(**hook)
-    env["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "hook"), env["PYTHONPATH"]))
+    # Whoever comes first holds a lock until the other one has asked for one too.
+    env = hook_environment(tmp_path / "hook", output, log=log, wait_at=r"open .*/\.tmp-tokens\.i32")
     runs = [
         subprocess.Popen(
             command("pack-sft", config, "--json"),
@@ -396,17 +395,23 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
         )
         for _ in range(2)
     ]
+    deadline = time.monotonic() + 60
+    while len(_processes_at(log, r"open stages/\w+/receipts/\.tokenize-.*\.lock")) < 2:
+        assert time.monotonic() < deadline, "one of the runs does not lock its receipts"
+        time.sleep(0.02)
+    (tmp_path / "hook" / "gate").touch()
     for run in runs:
         stdout, stderr = run.communicate(timeout=120)
         assert run.returncode == 0, stderr
         assert json.loads(stdout.splitlines()[-1])["run_hash"] == reference.run_hash
     assert published_digests(output / "latest") == reference.environment
-    made = Counter(
-        line.removeprefix("os.rename ")
-        for line in log.read_text().splitlines()
-        if line.startswith("os.rename stages/")
-    )
-    del made["stages/fingerprints.json"]
+    made = Counter(re.findall(r"^\d+ os\.rename stages/(\w+/.+)$", log.read_text(), re.MULTILINE))
     assert sum(path.endswith("tokens.i32") for path in made) == 5
     assert sum(path.endswith(".parquet") for path in made) > 15
     assert {path: times for path, times in made.items() if times != 1} == {}
+
+
+def _processes_at(log: Path, pattern: str) -> set[str]:
+    """Which processes have come to a change that `pattern` describes."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return {line.split()[0] for line in lines if re.search(pattern, line)}
