@@ -25,8 +25,8 @@ import orjson
 from benchmarks.common import deepseek_folder, in_turn, ratio, report
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
-from tasks.sft.masks import samples
 from tasks.sft.dialects import normalise
+from tasks.sft.masks import samples
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
 from tasks.sft.tokenizer import ChatTokenizer, load_tokenizer
 from tasks.sft.tokenizer_source import find_tokenizer

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-import pyarrow as pa
 from benchmarks.common import in_turn, ratio, report
 from benchmarks.packing import lognormal_lengths
 from schemas.sft import PackConfig, StorageConfig
@@ -55,7 +55,9 @@ def write_spool(root: Path, batch: int = 10_000) -> None:
             numbers = np.arange(first, first + len(lengths))
             digests = rng.integers(0, 2**64, (len(lengths), 2), np.uint64)
             rows = Rows(np.zeros(len(lengths), np.int32), numbers, digests, digests[:, 0])
-            spool.append(ids.astype(np.int32) - 1, mask, lengths, np.arange(len(lengths), dtype=np.int32), rows)
+            spool.append(
+                ids.astype(np.int32) - 1, mask, lengths, np.arange(len(lengths), dtype=np.int32), rows
+            )
         spool.finish(root)
 
 

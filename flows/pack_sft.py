@@ -45,7 +45,10 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
     parts = tokenize_works(config, identity)
     receipts = iter(each(steps.tokenize, [work for works in parts.values() for work in works]))
     spools = {name: [next(receipts) for _ in works] for name, works in parts.items()}
-    ledgers = {name: check_rejects(name, spools[name], config.max_reject_fraction, root) for name in spools}
+    ledgers = {
+        dataset.name: check_rejects(dataset, spools[dataset.name], config.max_reject_fraction, root)
+        for dataset in config.datasets
+    }
     for name, ledger in ledgers.items():
         tokens = sum(receipt.statistics["tokens"] for receipt in spools[name])
         log.info(
@@ -58,7 +61,7 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
 
     plans = plan_works(config, spools)
     planned = each(steps.plan, [plan.work for plan in plans])
-    ledger = run_ledger(ledgers, plans, planned)
+    ledger = run_ledger(ledgers, plans, planned, config.max_reject_fraction, root)
 
     shards = [
         write_works(config, plan, receipt, spools[plan.dataset.name][0])

@@ -105,7 +105,9 @@ class DatasetConfig(Config):
         title="Path",
         description="A .jsonl, .jsonl.gz, .jsonl.zst or .parquet file, a folder of them, or a glob.",
     )
-    weight: float = Field(1.0, gt=0, title="Weight", description="Relative weight in blend.json; above 0.")
+    weight: float = Field(
+        1.0, gt=0, le=1e9, title="Weight", description="Relative weight in blend.json; above 0, at most 1e9."
+    )
     dialect: Dialect = Field(
         Dialect.AUTO,
         title="Dialect",

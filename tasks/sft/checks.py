@@ -7,6 +7,7 @@ from pathlib import Path
 
 from schemas.errors import InputError, IntegrityError
 from schemas.run import Receipt, RowLedger
+from schemas.sft import DatasetConfig
 from schemas.verdict import Verdict
 from tasks.sft.outline import SplitPlan
 from tasks.sft.publish import PackedSplit
@@ -14,7 +15,9 @@ from tasks.sft.publish import PackedSplit
 REJECTS = "rejects.parquet"
 
 
-def check_rejects(name: str, receipts: Sequence[Receipt], limit: float, output_dir: Path) -> RowLedger:
+def check_rejects(
+    dataset: DatasetConfig, receipts: Sequence[Receipt], limit: float, output_dir: Path
+) -> RowLedger:
     """The ledger of a data set, if it holds rows and rejects no more than `limit` of them.
 
     Raises:
@@ -22,23 +25,30 @@ def check_rejects(name: str, receipts: Sequence[Receipt], limit: float, output_d
         IntegrityError: `reject_limit`, with the reasons and where the rejected rows are listed.
     """
     ledger = RowLedger.total(receipt.ledger for receipt in receipts if receipt.ledger is not None)
+    where = f"datasets.{dataset.name}"
     if ledger.rows_in == 0:
-        raise InputError("the data set has no rows", code="empty_input", where=f"datasets.{name}")
+        raise InputError(f"the data set has no rows: {dataset.path}", code="empty_input", where=where)
+    _check_limit(ledger, receipts, limit, output_dir, where)
+    if ledger.rows_used == 0:
+        raise InputError(
+            f"no row of {dataset.path} is left: {ledger.filtered} filtered, {ledger.rows_rejected} rejected of "
+            f"{ledger.rows_in}{_listed(ledger, receipts, output_dir)}",
+            code="empty_input",
+            where=where,
+        )
+    return ledger
+
+
+def _check_limit(
+    ledger: RowLedger, receipts: Sequence[Receipt], limit: float, output_dir: Path, where: str
+) -> None:
     if ledger.rows_rejected > limit * ledger.rows_in:
         raise IntegrityError(
             f"{ledger.rows_rejected} of {ledger.rows_in} rows were rejected, more than max_reject_fraction "
             f"{limit:g} allows{_listed(ledger, receipts, output_dir)}",
             code="reject_limit",
-            where=f"datasets.{name}",
+            where=where,
         )
-    if ledger.rows_used == 0:
-        raise InputError(
-            f"no row is left: {ledger.filtered} filtered, {ledger.rows_rejected} rejected of {ledger.rows_in}"
-            f"{_listed(ledger, receipts, output_dir)}",
-            code="empty_input",
-            where=f"datasets.{name}",
-        )
-    return ledger
 
 
 def _listed(ledger: RowLedger, receipts: Sequence[Receipt], output_dir: Path) -> str:
@@ -55,18 +65,30 @@ def _listed(ledger: RowLedger, receipts: Sequence[Receipt], output_dir: Path) ->
 
 
 def run_ledger(
-    tokenized: Mapping[str, RowLedger], plans: Sequence[SplitPlan], planned: Sequence[Receipt]
+    tokenized: Mapping[str, RowLedger],
+    plans: Sequence[SplitPlan],
+    planned: Sequence[Receipt],
+    limit: float,
+    output_dir: Path,
 ) -> RowLedger:
     """The ledger of the whole run: tokenizing followed by packing, data set by data set.
 
     Raises:
-        IntegrityError: the splits together do not hold exactly the rows that were tokenized.
+        IntegrityError: the splits together do not hold exactly the rows that were tokenized; or `reject_limit`,
+            when what packing left out brings a data set over the limit.
     """
-    later: dict[str, list[RowLedger]] = {name: [] for name in tokenized}
-    for plan, receipt in zip(plans, planned, strict=True):
-        if receipt.ledger is not None:
-            later[plan.dataset.name].append(receipt.ledger)
-    return RowLedger.total(ledger.then(RowLedger.total(later[name])) for name, ledger in tokenized.items())
+    total = []
+    for name, ledger in tokenized.items():
+        receipts = [
+            receipt for plan, receipt in zip(plans, planned, strict=True) if plan.dataset.name == name
+        ]
+        packed = ledger.then(
+            RowLedger.total(receipt.ledger for receipt in receipts if receipt.ledger is not None)
+        )
+        if packed.rows_rejected > ledger.rows_rejected:
+            _check_limit(packed, receipts, limit, output_dir, f"datasets.{name}")
+        total.append(packed)
+    return RowLedger.total(total)
 
 
 def check_splits(packed: Sequence[PackedSplit]) -> None:

@@ -97,7 +97,7 @@ def _tree(texts: list[str]) -> str:
     >>> _tree(["", "ab", "ac", "b"])
     '(?:a(?:b|c)|b|)'
     """
-    prefix = os.path.commonprefix([texts[0], texts[-1]])
+    prefix = os.path.commonprefix([texts[0], texts[-1]])  # noqa: RUF071 - of characters, not of folders
     rests = [text[len(prefix) :] for text in texts]
     if len(rests) == 1:
         return re.escape(prefix)

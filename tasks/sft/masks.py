@@ -26,6 +26,8 @@ from tasks.store.rejects import RowRejected
 _MARKS = re.compile(f"([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 _PRIVATE = re.compile("([\U00100000-\U0010fffb])")
 _PROBE = "gristmillprobe"
+# Also 0 and 0.0, which equal False.
+_FALSE = (False, "false")
 
 
 class Piece(NamedTuple):
@@ -77,7 +79,9 @@ def _without_flags(messages: list[Message]) -> tuple[list[Message], list[bool]]:
     """The messages without their `train` and `weight` keys, and whether each may be trained."""
     if not any("train" in message or "weight" in message for message in messages):
         return messages, [True] * len(messages)
-    flags = [message.get("train") is not False and message.get("weight") != 0 for message in messages]
+    flags = [
+        message.get("train") not in _FALSE and message.get("weight") not in _FALSE for message in messages
+    ]
     plain = [{k: v for k, v in message.items() if k not in ("train", "weight")} for message in messages]
     return plain, flags
 

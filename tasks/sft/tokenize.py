@@ -267,6 +267,11 @@ def _refuse_surrogates(value: Any) -> None:
 def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
     for key, wanted in where.items():
         value = row.get(key)
-        if not (wanted in value if isinstance(value, list) else value == wanted):
+        if not any(_same(item, wanted) for item in (value if isinstance(value, list) else [value])):
             return False
     return True
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    # In Python 1 == True; in data they are different answers.
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)

@@ -107,7 +107,7 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
             raise InputError(
                 f"the compressed text is damaged ({error}); fetch or compress the file again",
                 code=f"bad_{codec}",
-                where=segment.name,
+                where=segment.path,
             ) from error
 
 
@@ -229,7 +229,7 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
         raise InputError(
             f"the Parquet file is truncated or damaged ({error}); fetch or write it again",
             code="bad_parquet",
-            where=segment.name,
+            where=segment.path,
         ) from error
 
 
@@ -246,9 +246,9 @@ def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
 
 def _unreadable(segment: Segment, error: OSError) -> NoReturn:
     raise InputError(
-        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.name
+        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.path
     ) from error
 
 
 def _truncated(segment: Segment, what: str) -> NoReturn:
-    raise InputError(f"{what}; fetch the file again", code="truncated_input", where=segment.name)
+    raise InputError(f"{what}; fetch the file again", code="truncated_input", where=segment.path)

@@ -194,14 +194,14 @@ def _row_groups(file: InputFile) -> list[tuple[int, int]]:
         raise InputError(
             f"the Parquet footer is missing or broken ({error}); the file is truncated or not Parquet",
             code="bad_parquet",
-            where=file.name,
+            where=str(file.path),
         ) from error
     rows = sum(group.num_rows for group in groups)
     if rows != metadata.num_rows:
         raise InputError(
             f"the Parquet footer promises {metadata.num_rows} rows and lists {rows}; it is damaged",
             code="bad_parquet",
-            where=file.name,
+            where=str(file.path),
         )
     total = sum(group.total_byte_size for group in groups) or 1
     ends = [file.bytes * done // total for done in accumulate(group.total_byte_size for group in groups)]
@@ -211,4 +211,4 @@ def _row_groups(file: InputFile) -> list[tuple[int, int]]:
 
 
 def _unreadable(file: InputFile, error: OSError) -> InputError:
-    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=file.name)
+    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=str(file.path))

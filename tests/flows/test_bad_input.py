@@ -403,7 +403,10 @@ def test_an_empty_file(cli: Cli, configured: Callable[..., Path], tmp_path: Path
     source = tmp_path / "chats.jsonl"
     source.write_bytes(content)
     outcome = cli("pack-sft", configured(source))
-    assert (outcome.code, outcome.message) == (1, "[empty_input] datasets.chats: the data set has no rows")
+    assert (outcome.code, outcome.message) == (
+        1,
+        f"[empty_input] datasets.chats: the data set has no rows: {source}",
+    )
 
 
 def test_the_reject_limit_is_exit_code_3(cli: Cli, configured: Callable[..., Path], tmp_path: Path) -> None:

@@ -395,15 +395,20 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
         )
         for _ in range(2)
     ]
-    deadline = time.monotonic() + 60
-    while len(_processes_at(log, r"open stages/\w+/receipts/\.tokenize-.*\.lock")) < 2:
-        assert time.monotonic() < deadline, "one of the runs does not lock its receipts"
-        time.sleep(0.02)
-    (tmp_path / "hook" / "gate").touch()
-    for run in runs:
-        stdout, stderr = run.communicate(timeout=120)
-        assert run.returncode == 0, stderr
-        assert json.loads(stdout.splitlines()[-1])["run_hash"] == reference.run_hash
+    try:
+        deadline = time.monotonic() + 60
+        while len(_processes_at(log, r"open stages/\w+/receipts/\.tokenize-.*\.lock")) < 2:
+            assert time.monotonic() < deadline, "one of the runs does not lock its receipts"
+            time.sleep(0.02)
+        (tmp_path / "hook" / "gate").touch()
+        for run in runs:
+            stdout, stderr = run.communicate(timeout=120)
+            assert run.returncode == 0, stderr
+            assert json.loads(stdout.splitlines()[-1])["run_hash"] == reference.run_hash
+    finally:
+        for run in runs:
+            run.kill()
+            run.communicate()
     assert published_digests(output / "latest") == reference.environment
     made = Counter(re.findall(r"^\d+ os\.rename stages/(\w+/.+)$", log.read_text(), re.MULTILINE))
     assert sum(path.endswith("tokens.i32") for path in made) == 5

@@ -129,4 +129,4 @@ def test_kill_9_at_any_moment_and_run_again(corpus: Path, tmp_path: Path) -> Non
     sample_serially(SampleCorpusConfig.parse(raw))
     assert published_digests(output_dir / "latest") == expected
     assert validate_path(output_dir).ok
-    assert not [path for path in (output_dir / "runs").rglob(".tmp-*")]
+    assert not list((output_dir / "runs").rglob(".tmp-*"))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support import GSM8K, config_of, mill_serially, write_jsonl
+from support import GSM8K, chat, config_of, mill_serially, write_jsonl
 
+from schemas.errors import IntegrityError
 from schemas.sft import PackSftConfig
 from tasks.demo.docstrings import docstring_chats
 from tasks.validation import validate_path
@@ -125,3 +126,26 @@ def test_pack_metadata_is_a_list_in_runtime_lengths(
     assert entry["min_packed_seqlen"] == min(runtime)
     assert entry["packing_factor"] == pytest.approx(sum(samples) / len(rows), abs=1e-3)
     assert entry["packing_efficiency"] == pytest.approx(100 * sum(runtime) / (1024 * len(rows)), abs=1e-3)
+
+
+def test_rows_lost_in_packing_count_against_the_reject_limit(small_tokenizer: Path, tmp_path: Path) -> None:
+    rows = [chat("short", "answer")] * 5 + [chat("long " * 200, "cut off")] * 5
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+    with pytest.raises(IntegrityError) as caught:
+        mill_serially(config_of(tmp_path / "out", source, small_tokenizer))
+    assert caught.value.code == "reject_limit"
+    assert "no_trained_token_in_pack_size: 5" in caught.value.message
+    manifest, _ = mill_serially(config_of(tmp_path / "out", source, small_tokenizer, max_reject_fraction=0.5))
+    assert manifest.ledger.rejected == {"no_trained_token_in_pack_size": 5}
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [(1, 2), (True, 1), ("1", 1)])
+def test_a_row_filter_tells_1_from_true(
+    small_tokenizer: Path, tmp_path: Path, wanted: Any, kept: int
+) -> None:
+    marks = [1, True, "1", [1, 2], None, 0]
+    rows = [{**chat(f"q{i}", f"a{i}"), "mark": mark} for i, mark in enumerate(marks)]
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+    datasets = [{"name": "chats", "path": str(source), "where": {"mark": wanted}}]
+    manifest, _ = mill_serially(config_of(tmp_path / "out", source, small_tokenizer, datasets=datasets))
+    assert (manifest.ledger.rows_used, manifest.ledger.filtered) == (kept, len(marks) - kept)

@@ -279,6 +279,8 @@ TURNS = [
         ({1: {"train": False}}, TrainOn.ASSISTANT, ["a2"]),
         ({3: {"weight": 0}}, TrainOn.ASSISTANT, ["a1"]),
         ({1: {"weight": 0.0}, 3: {"train": True}}, TrainOn.ASSISTANT, ["a2"]),
+        ({1: {"train": 0}}, TrainOn.ASSISTANT, ["a2"]),
+        ({1: {"train": "false"}}, TrainOn.ASSISTANT, ["a2"]),
         ({1: {"train": False}}, TrainOn.LAST_TURN, ["a2"]),
     ],
 )

@@ -1,6 +1,5 @@
 """Paths to input files: names, order, hidden files, globs, links, and what is refused."""
 
-
 from __future__ import annotations
 
 import os

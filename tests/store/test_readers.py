@@ -1,6 +1,5 @@
 """Rows of every format: values, row numbers, faults, and files that break off or are damaged."""
 
-
 from __future__ import annotations
 
 import datetime
@@ -245,7 +244,7 @@ def error_of(path: Path) -> GristmillError:
     with pytest.raises(GristmillError) as caught:
         read(path)
     assert isinstance(caught.value, InputError)
-    assert caught.value.where == path.name
+    assert caught.value.where == str(path)
     return caught.value
 
 
@@ -308,7 +307,7 @@ def test_unreadable_files(name: str, path: str) -> None:
     segment = Segment(path, name, format_of(name), 0, 100, 0, 100)
     with pytest.raises(InputError) as caught:
         list(read_rows(segment))
-    assert caught.value.where == name
+    assert caught.value.where == path
     # Its size is 0, which is all that a compressed file needs to be refused.
     empty = path.startswith("/proc") and ".jsonl." in name
     assert caught.value.code == ("truncated_input" if empty else "unreadable")

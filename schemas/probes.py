@@ -1,0 +1,188 @@
+"""Probe rows: configuration, the record, and what must hold of it.
+
+A probe is a source address. A record is everything one probe measured, or one of several equal parts of it when it
+would be larger than `max_record_bytes`. It is an Arrow IPC stream of exactly one row (`record_schema`) whose
+`measurements` is itself an IPC stream of one batch (`measurements_schema`).
+
+Invariants: measurements are in time order, ties in input order (files by name, then row); the parts of a probe follow
+each other in one shard; all records of a probe are in one split; `src_id` is the first 15 hex digits of MD5 of the
+address; bytes that Arrow pads buffers with are zero.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.config import Config, by_content, execution_only
+
+FLOW = "build-probe-rows"
+# Enters every hash; raised when the same configuration would give other bytes, defaults included.
+FORMAT_VERSION = 1
+
+REPORT = "report.json"
+# Probe rows publish nothing beside `latest`.
+PUBLISHED: dict[str, str] = {}
+
+TRAIN, TEST = "train", "test"
+SPLITS = (TRAIN, TEST)
+SHARD_SUFFIX = ".arrayrecord"
+
+INPUT_COLUMNS = ("event_time", "src_addr", "dst_addr", "ip_version", "rtt")
+
+# Times from 1970 on, and such that the seconds between any two of them fit into 4 bytes (until 2106-02-07).
+END_TIME_S = 2**32
+# A round trip is tokenized as microseconds of at most 32 bits; about 71 minutes.
+END_RTT_MS = 2**32 / 1000
+
+
+class ProbeSplit(StrEnum):
+    """How probes are divided into train and test."""
+
+    HASH = "hash"
+    SORTED = "sorted"
+
+
+class RecordCompression(StrEnum):
+    """ArrayRecord codecs."""
+
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    NONE = "none"
+
+
+class BuildProbeRowsConfig(Config):
+    """Network measurements to one record per source probe, train and test divided by probe."""
+
+    input: str | tuple[str, ...] = by_content(
+        ...,
+        min_length=1,
+        title="Input",
+        description="A Parquet file of measurements, a folder of them, a glob, or a list of these. Their order does "
+        "not matter.",
+    )
+    output_dir: str = execution_only(
+        ...,
+        min_length=1,
+        title="Output folder",
+        description="Folder for runs, stages and the published view.",
+    )
+    seed: int = Field(
+        42,
+        ge=-(2**63),
+        le=2**63 - 1,
+        title="Seed",
+        description="Part of every probe's hash: of its split and its place.",
+    )
+    train_ratio: float = Field(
+        0.9, gt=0, le=1, title="Train ratio", description="Share of the probes in train; above 0, at most 1."
+    )
+    split: ProbeSplit = Field(
+        ProbeSplit.HASH,
+        title="Split",
+        description="hash: by a hash of the probe, so both splits are alike; sorted: the first addresses in text "
+        "order are train, which can leave test without IPv6.",
+    )
+    max_record_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=4096,
+        le=1 << 30,
+        title="Largest record",
+        description="Most bytes of one record's measurements; a probe with more is split evenly into parts.",
+    )
+    compression: RecordCompression = Field(
+        RecordCompression.ZSTD, title="Compression", description="Codec of the published files."
+    )
+    compression_level: int = Field(
+        1, ge=1, le=22, title="Compression level", description="Level for zstd, 1 to 22."
+    )
+    deduplicate: bool = Field(
+        False,
+        title="Deduplicate",
+        description="Keep one of several measurements that are equal in all columns.",
+    )
+    max_reject_fraction: float = execution_only(
+        0.05,
+        ge=0,
+        le=1,
+        title="Most rejects",
+        description="The run fails if a larger share of the rows is rejected.",
+    )
+    partitions: int | None = execution_only(
+        None,
+        ge=1,
+        le=1_000_000,
+        title="Partitions",
+        description="Portions the measurements are gathered in, one after the other; more need less memory. By "
+        "default as many as keep one at about a million measurements. Never changes a record.",
+    )
+    spill_dir: str | None = execution_only(
+        None,
+        min_length=1,
+        title="Spill folder",
+        description="Folder for the sorted runs between the two passes, about 20 bytes a measurement; by default "
+        "inside the output folder.",
+    )
+    workers: int = execution_only(
+        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
+    )
+
+    @field_validator("input")
+    @classmethod
+    def _paths_are_not_empty(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not all((given,) if isinstance(given, str) else given):
+            raise ValueError("an input path is empty; give a file, a folder or a glob")
+        return given
+
+    @model_validator(mode="after")
+    def _level_belongs_to_zstd(self) -> BuildProbeRowsConfig:
+        if self.compression is not RecordCompression.ZSTD and self.compression_level != 1:
+            raise ValueError(f"{self.compression.value} has no levels; leave compression_level out")
+        return self
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The input paths as a list."""
+        return (self.input,) if isinstance(self.input, str) else self.input
+
+
+@cache
+def measurements_schema() -> Any:
+    """The Arrow schema of `measurements`: one row a measurement; a negative `rtt` (ms) is a failed one."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("event_time", pa.timestamp("us")),
+            ("dst_addr", pa.string()),
+            ("ip_version", pa.int8()),
+            ("rtt", pa.float32()),
+        ]
+    )
+
+
+@cache
+def record_schema() -> Any:
+    """The Arrow schema of a record.
+
+    Times, span and count are the record's own; `part` counts from 0 to `n_parts - 1` over the records of a probe.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("src_id", pa.int64()),
+            ("measurements", pa.binary()),
+            ("n_measurements", pa.int32()),
+            ("time_span_seconds", pa.float64()),
+            ("first_timestamp", pa.timestamp("us")),
+            ("last_timestamp", pa.timestamp("us")),
+            ("src_addr", pa.string()),
+            ("part", pa.int32()),
+            ("n_parts", pa.int32()),
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Network measurements: one record per source probe, and what reads them."""

@@ -1,0 +1,166 @@
+"""What is in the files, by their footers: rows, row groups, and whether the columns can be measurements.
+
+Nothing is written before every file has been looked at, and every file that cannot be used is named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from schemas.probes import INPUT_COLUMNS
+from tasks.probes.identity import Identity
+
+_NAMED = 20
+_PART_ROWS = 1 << 20
+_PARTS = 96
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive row groups of one file.
+
+    Attributes:
+        path: where the file lies; `name`: what rejects and hashes call it.
+        digest: SHA-256 of the whole file.
+        first_group, end_group: row groups to read.
+        first_row: the row of the file at which they start; `rows`: how many they hold.
+    """
+
+    path: str
+    name: str
+    digest: str
+    first_group: int
+    end_group: int
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One readable file and the rows of its row groups."""
+
+    path: str
+    name: str
+    digest: str
+    group_rows: tuple[int, ...]
+
+
+def take_inventory(identity: Identity) -> tuple[SourceFile, ...]:
+    """Open every footer.
+
+    Raises:
+        InputError: `bad_files`: files that cannot be used, all of them named; `empty_input`: no file has rows.
+    """
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        looked = list(pool.map(_look, [file.path for file in identity.files]))
+    faults = [
+        f"{file.name}: {found}"
+        for file, found in zip(identity.files, looked, strict=True)
+        if isinstance(found, str)
+    ]
+    if faults:
+        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        raise InputError(
+            f"{len(faults)} files cannot be used: {'; '.join(faults[:_NAMED])}{more}. Mend or remove them",
+            code="bad_files",
+            where="input",
+        )
+    files = tuple(
+        SourceFile(str(file.path), file.name, digest, found)
+        for file, digest, found in zip(identity.files, identity.digests, looked, strict=True)
+        if not isinstance(found, str)
+    )
+    if not any(sum(file.group_rows) for file in files):
+        raise InputError("the input files have no rows", code="empty_input", where="input")
+    return files
+
+
+def _look(path: Path) -> tuple[int, ...] | str:
+    """The rows of each row group, or what is wrong with the file."""
+    try:
+        with path.open("rb") as source, pq.ParquetFile(source) as file:
+            fault = column_fault(file.schema_arrow)
+            if fault is not None:
+                return fault
+            metadata = file.metadata
+            rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+            if sum(rows) != metadata.num_rows:
+                return f"the footer promises {metadata.num_rows} rows, its row groups {sum(rows)}"
+            return rows
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        return f"not a readable Parquet file: {error}"
+
+
+def column_fault(schema: pa.Schema) -> str | None:
+    """Why a file with this schema cannot hold measurements, or `None`."""
+    missing = [name for name in INPUT_COLUMNS if len(schema.get_all_field_indices(name)) != 1]
+    if missing:
+        known = ", ".join(schema.names[:10])
+        return f"no single column {', '.join(missing)} (columns: {known})"
+    for name, (allowed, fits) in _ALLOWED.items():
+        kind = schema.field(name).type
+        if not fits(kind):
+            return f"column {name!r} is {kind}, not {allowed}"
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
+_ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
+    "event_time": ("a timestamp", pa.types.is_timestamp),
+    "src_addr": ("a string", _is_text),
+    "dst_addr": ("a string", _is_text),
+    "ip_version": ("an integer", pa.types.is_integer),
+    "rtt": ("a number", _is_number),
+}
+
+
+def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
+    """The rows to scatter in one task each, in input order: at row-group edges, about a million rows.
+
+    The size is the smallest 2**20 * 2**k of which 96 hold the input, so a set that grows a little keeps its parts.
+    A part holds several files only if they are small.
+    """
+    part_rows = _PART_ROWS
+    while part_rows * _PARTS < sum(sum(file.group_rows) for file in files):
+        part_rows *= 2
+    parts: list[list[Piece]] = []
+    room = 0
+    for file in files:
+        for piece in _cut_file(file, part_rows):
+            if piece.rows > room:
+                parts.append([])
+                room = part_rows
+            parts[-1].append(piece)
+            room -= piece.rows
+    return [tuple(part) for part in parts]
+
+
+def _cut_file(file: SourceFile, part_rows: int) -> list[Piece]:
+    pieces: list[Piece] = []
+    first_row = first_group = rows = 0
+    for group, group_rows in enumerate(file.group_rows):
+        if rows and rows + group_rows > part_rows:
+            pieces.append(Piece(file.path, file.name, file.digest, first_group, group, first_row, rows))
+            first_row, first_group, rows = first_row + rows, group, 0
+        rows += group_rows
+    if rows:
+        end = len(file.group_rows)
+        pieces.append(Piece(file.path, file.name, file.digest, first_group, end, first_row, rows))
+    return pieces

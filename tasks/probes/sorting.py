@@ -1,0 +1,55 @@
+"""Stable sorting of rows by small integers, in 16-bit radix passes.
+
+NumPy sorts 16-bit keys by radix, 2**20 of them in 30 ms; wider keys it compares, which takes three times as long in
+random order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DIGIT = 1 << 16
+
+
+def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
+    """The order that sorts `keys`, equal ones in their given order.
+
+    Args:
+        keys: non-negative integers below `num_keys`.
+
+    >>> stable_order(np.array([2, 0, 2, 1]), 3).tolist()
+    [1, 3, 0, 2]
+    """
+    order = np.argsort((keys & (_DIGIT - 1)).astype(np.uint16), kind="stable")
+    shift = 16
+    while num_keys > 1 << shift:
+        digit = ((keys[order] >> shift) & (_DIGIT - 1)).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
+        shift += 16
+    return order
+
+
+def time_order(groups: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The order that puts every group's rows into time order, ties as given; `None` if they are.
+
+    Args:
+        groups: int[n], sorted: rows of a group are together.
+        times: int64[n].
+
+    Only the groups that need it are sorted: measurements mostly come in time order.
+
+    >>> time_order(np.array([0, 0, 1, 1]), np.array([5, 6, 9, 8])).tolist()
+    [0, 1, 3, 2]
+    """
+    late = (times[1:] < times[:-1]) & (groups[1:] == groups[:-1])
+    if not late.any():
+        return None
+    unsorted = np.zeros(int(groups[-1]) + 1, dtype=bool)
+    unsorted[groups[1:][late]] = True
+    rows = np.flatnonzero(unsorted[groups])
+    order = np.arange(len(groups), dtype=np.int64)
+    order[rows] = rows[np.lexsort((times[rows], groups[rows]))]
+    return order
