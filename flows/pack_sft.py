@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from schemas.run import RunManifest
+from schemas.run import Receipt, RowLedger, RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.sft import steps
@@ -16,7 +16,7 @@ from tasks.sft.checks import check_rejects, check_splits, run_ledger
 from tasks.sft.identity import Identity, identify
 from tasks.sft.lineage import reject_files, stage_lineage
 from tasks.sft.outline import packed_split, plan_works, tokenize_works, write_works
-from tasks.sft.publish import PublishWork
+from tasks.sft.publish import PackedSplit, PublishWork
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
@@ -49,15 +49,7 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
         dataset.name: check_rejects(dataset, spools[dataset.name], config.max_reject_fraction, root)
         for dataset in config.datasets
     }
-    for name, ledger in ledgers.items():
-        tokens = sum(receipt.statistics["tokens"] for receipt in spools[name])
-        log.info(
-            "tokenized %s: %d rows, %d rejected, %d tokens",
-            name,
-            ledger.rows_in,
-            ledger.rows_rejected,
-            tokens,
-        )
+    _log_tokenized(ledgers, spools)
 
     plans = plan_works(config, spools)
     planned = each(steps.plan, [plan.work for plan in plans])
@@ -75,15 +67,7 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
         if parts[1].statistics["bins"]
     )
     check_splits(packed)
-    for entry in packed:
-        log.info(
-            "packed %s %s: %d sequences in %d bins, %.2f%% full",
-            entry.dataset,
-            entry.split,
-            entry.plan.statistics["sequences"],
-            entry.plan.statistics["bins"],
-            entry.plan.statistics["packing_efficiency"],
-        )
+    _log_packed(packed)
 
     once(steps.validate, steps.ValidateWork(config.output_dir, packed, config.workers))
     manifest: RunManifest = once(
@@ -102,3 +86,20 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
     )
     log.info("published run %s: %d rows used of %d", manifest.run_hash, ledger.rows_used, ledger.rows_in)
     return manifest
+
+
+def _log_tokenized(ledgers: dict[str, RowLedger], spools: dict[str, list[Receipt]]) -> None:
+    for name, ledger in ledgers.items():
+        tokens = sum(receipt.statistics["tokens"] for receipt in spools[name])
+        rejected = ledger.rows_rejected
+        log.info("tokenized %s: %d rows, %d rejected, %d tokens", name, ledger.rows_in, rejected, tokens)
+
+
+def _log_packed(packed: tuple[PackedSplit, ...]) -> None:
+    for entry in packed:
+        plan = entry.plan.statistics
+        full = plan["packing_efficiency"]
+        where = f"{entry.dataset} {entry.split}"
+        log.info(
+            "packed %s: %d sequences in %d bins, %.2f%% full", where, plan["sequences"], plan["bins"], full
+        )

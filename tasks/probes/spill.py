@@ -59,8 +59,7 @@ def write_run(
         StorageError: a file cannot be written or linked.
     """
     return [
-        _write(root, spill, path, batch)
-        for path, batch in zip(ref.paths(root), (rows, probes), strict=True)
+        _write(root, spill, path, batch) for path, batch in zip(ref.paths(root), (rows, probes), strict=True)
     ]
 
 

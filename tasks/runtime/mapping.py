@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from prefect import Task
 from schemas.run import Receipt
 from tasks.runtime.cache import bind
 from tasks.store.receipts import Verify
+
+log = logging.getLogger("gristmill.runtime")
 
 # Runs one task for each work, in any order; returns their receipts in the order of the works.
 Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
@@ -27,7 +30,12 @@ def each_with_receipts(output_dir: Path, verify: Verify, refresh: bool = False) 
     def each(step: Task[..., Receipt], works: Sequence[Any]) -> list[Receipt]:
         bound = bind(step, output_dir, verify, refresh)
         futures = [bound.submit(work=work) for work in works]
-        return [future.result() for future in futures]
+        receipts = []
+        for number, future in enumerate(futures, start=1):
+            receipts.append(future.result())
+            if len(futures) > 1:
+                log.info("%s %d of %d", step.name, number, len(futures))
+        return receipts
 
     return each
 

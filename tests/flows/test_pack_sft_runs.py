@@ -170,8 +170,8 @@ def _many_bad_rows(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("runner", "make", "exit_code", "code", "where"),
     [
-        ("threads", _gzip_cut_short, 1, "truncated_input", "cut.jsonl.gz"),
-        ("processes", _gzip_cut_short, 1, "truncated_input", "cut.jsonl.gz"),
+        ("threads", _gzip_cut_short, 1, "truncated_input", "{inputs}/cut.jsonl.gz"),
+        ("processes", _gzip_cut_short, 1, "truncated_input", "{inputs}/cut.jsonl.gz"),
         ("threads", _many_bad_rows, 3, "reject_limit", "datasets.chats"),
     ],
 )
@@ -185,6 +185,7 @@ def test_a_failure_inside_the_flow_is_one_message(
     tmp_path: Path,
 ) -> None:
     datasets = [{"name": "chats", "path": str(make(tmp_path))}]
+    where = where.format(inputs=tmp_path)
     raw = raw_config(tmp_path / "out", "", small_tokenizer, datasets=datasets)
     config = save_config(tmp_path / "c.json", raw)
     done = run_cli("pack-sft", config, "--json", "--runner", runner)

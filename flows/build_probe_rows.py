@@ -1,0 +1,79 @@
+"""build-probe-rows: network measurements to one ArrayRecord record per source probe, train and test by probe."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from schemas.probes import FLOW, PUBLISHED, BuildProbeRowsConfig
+from schemas.run import RunManifest
+from tasks.probes import steps
+from tasks.probes.arrayrecord_writer import array_record_module
+from tasks.probes.checks import check_rejects, check_train, run_ledger
+from tasks.probes.identity import Identity, identify
+from tasks.probes.inventory import take_inventory
+from tasks.probes.outline import gather_works, scatter_works
+from tasks.probes.publish import PublishWork
+from tasks.probes.validate import ValidateWork
+from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.store.layout import claim
+from tasks.store.receipts import Verify
+
+log = logging.getLogger("gristmill.build_probe_rows")
+
+
+@flow(name=FLOW, persist_result=False)
+def build_probe_rows(
+    config: BuildProbeRowsConfig, verify: Verify = Verify.SIZE, force: bool = False
+) -> dict[str, Any]:
+    """Turn network measurements into one record per probe.
+
+    Args:
+        config: what to read and how to divide it.
+        verify: how closely cached results are checked before they are used again.
+        force: do every step again, whatever is cached.
+    """
+    identity = identify(config)
+    each = each_with_receipts(Path(config.output_dir), verify, force)
+    return mill(config, identity, each, run_once).model_dump(mode="json")
+
+
+def mill(config: BuildProbeRowsConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
+    """The story of a run: inventory, scatter, gather, validate, publish."""
+    array_record_module()
+    root = Path(config.output_dir)
+    claim(root, FLOW, PUBLISHED)
+    files = take_inventory(identity)
+
+    scatters = scatter_works(config, files)
+    scattered = each(steps.scatter, scatters)
+    ledger = check_rejects(scattered, config.max_reject_fraction, root)
+    log.info("scattered %d rows of %d files, %d rejected", ledger.rows_in, len(files), ledger.rows_rejected)
+
+    gathers = gather_works(config, scatters, scattered)
+    check_train(gathers)
+    gathered = each(steps.gather, gathers)
+    ledger = run_ledger(ledger, gathered)
+    for work in gathers:
+        for shard in work.shards:
+            log.info("%s: %d measurements of %d probes in a shard", shard.split, shard.rows, shard.probes)
+
+    once(steps.validate, ValidateWork(config.output_dir, tuple(gathered), ledger.rows_used))
+    manifest: RunManifest = once(
+        steps.publish,
+        PublishWork(
+            output_dir=config.output_dir,
+            run_hash=identity.run_hash,
+            scattered=tuple(scattered),
+            gathered=tuple(gathered),
+            ledger=ledger,
+            config=config.model_dump_json(indent=2),
+            inputs=tuple(identity.records()),
+            seen=identity.seen,
+        ),
+    )
+    log.info("published run %s: %d measurements", manifest.run_hash, manifest.ledger.rows_used)
+    return manifest

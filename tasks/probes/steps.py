@@ -1,0 +1,35 @@
+"""The Prefect tasks of build-probe-rows: each calls one kernel and returns what it returned."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from schemas.run import Receipt, RunManifest
+from tasks.probes.gather import GatherWork, gather_shards
+from tasks.probes.publish import PublishWork, publish_probes
+from tasks.probes.scatter import ScatterWork, scatter_rows
+from tasks.probes.validate import ValidateWork, check_written
+
+
+@task(name="scatter")
+def scatter(work: ScatterWork) -> Receipt:
+    """Sorted runs of some row groups."""
+    return scatter_rows(work)
+
+
+@task(name="gather")
+def gather(work: GatherWork) -> Receipt:
+    """Shards of some ranges of probes."""
+    return gather_shards(work)
+
+
+@task(name="validate", persist_result=False)
+def validate(work: ValidateWork) -> int:
+    """Every shard sound, every total right."""
+    return check_written(work)
+
+
+@task(name="publish", persist_result=False)
+def publish(work: PublishWork) -> RunManifest:
+    """The run folder, its manifest, and the pointer to it."""
+    return publish_probes(work)
