@@ -55,8 +55,8 @@ def peak_of_run(folder: Path, rows: int) -> dict[str, float]:
 def measure(config: str) -> None:
     """In the process of its own: run, print the peaks in MB as JSON."""
     import flows.pack_sft  # noqa: F401 - imported for its memory
-    from tasks.sft.tokenizer import load_tokenizer
     from schemas.sft import TokenizerConfig
+    from tasks.sft.tokenizer import load_tokenizer
     from tasks.sft.tokenizer_source import find_tokenizer
 
     raw = json.loads(config)

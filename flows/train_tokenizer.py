@@ -46,6 +46,7 @@ def mill(config: TrainTokenizerConfig, identity: Identity, each: Each, once: Onc
         shards=tuple(str(file.path) for file in identity.files),
         config=config,
         chat_template=identity.chat_template,
+        seen=identity.seen,
     )
     [trained] = each(steps.train, [work])
     for bucket in trained.statistics["buckets"]:

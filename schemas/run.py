@@ -7,11 +7,10 @@ output directory keeps every cached result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.errors import IntegrityError
 
@@ -112,13 +111,6 @@ class Receipt(Record):
     files: tuple[FileRecord, ...] = ()
     ledger: RowLedger | None = None
     statistics: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("statistics")
-    @classmethod
-    def _is_json(cls, statistics: dict[str, Any]) -> dict[str, Any]:
-        # Prefect only logs a result that it cannot write, and the task would never be cached.
-        json.dumps(statistics, allow_nan=False)
-        return statistics
 
 
 class InputRecord(Record):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
 from tasks.corpus.identity import BucketInputs, Identity
+from tasks.store.inputs import InputFile
 
 _NAMED = 20
 _CHECK_ROWS = 4096
@@ -39,6 +39,7 @@ class SourceFile:
         groups: its row groups, in file order.
         may_hold_nulls: the footer does not rule out null texts.
         keep_types: Arrow types of the columns to keep.
+        seen: what the file looked like when it was hashed.
     """
 
     path: str
@@ -47,6 +48,7 @@ class SourceFile:
     groups: tuple[RowGroup, ...]
     may_hold_nulls: bool
     keep_types: tuple[str, ...] = ()
+    seen: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -96,7 +98,7 @@ def take_inventory(config: SampleCorpusConfig, identity: Identity) -> tuple[Buck
     with ThreadPoolExecutor(config.io_workers) as pool:
         jobs = [
             [
-                pool.submit(_look, file.path, file.name, digest, entry.dataset, thorough)
+                pool.submit(_look, file, digest, identity.seen[str(file.path)], entry.dataset, thorough)
                 for file, digest in zip(entry.files, entry.digests, strict=True)
             ]
             for entry in identity.buckets
@@ -147,13 +149,13 @@ def _refuse(faults: Iterable[str]) -> None:
 
 
 def _look(
-    path: Path, name: str, digest: str, dataset: CorpusDatasetConfig, thorough: bool
+    entry: InputFile, digest: str, seen: list[int], dataset: CorpusDatasetConfig, thorough: bool
 ) -> SourceFile | SkippedFile:
     try:
-        with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with entry.path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             fault = _column_fault(file.schema_arrow, dataset)
             if fault is not None:
-                return SkippedFile(name, *fault)
+                return SkippedFile(entry.name, *fault)
             metadata = file.metadata
             groups = tuple(_row_group(metadata, index) for index in range(metadata.num_row_groups))
             if sum(group.rows for group in groups) != metadata.num_rows:
@@ -161,9 +163,10 @@ def _look(
             if thorough:
                 _read_through(file, dataset, metadata.num_rows)
             types = tuple(str(file.schema_arrow.field(column).type) for column in dataset.keep_columns)
-            return SourceFile(str(path), name, digest, groups, _may_hold_nulls(metadata, dataset.text), types)
+            nulls = _may_hold_nulls(metadata, dataset.text)
+            return SourceFile(str(entry.path), entry.name, digest, groups, nulls, types, tuple(seen))
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        return SkippedFile(name, "unreadable_file", f"not a readable Parquet file: {error}")
+        return SkippedFile(entry.name, "unreadable_file", f"not a readable Parquet file: {error}")
 
 
 def _column_fault(schema: pa.Schema, dataset: CorpusDatasetConfig) -> tuple[str, str] | None:

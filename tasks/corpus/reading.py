@@ -1,8 +1,8 @@
 """Reading columns of a source file in small batches.
 
 Batches of about 1 MiB with a 1 MiB read buffer and no pre-buffering stay within 1.1x of raw decompression and need
-a few megabytes whatever the row group's size; `dataset.to_batches` would keep whole row groups. On documents of 1.9 kB,
-512 rows decode as fast as 256 and 1,024, and 15% faster than 10,000, which fall out of the cache.
+a few megabytes whatever the row group's size; `dataset.to_batches` would keep whole row groups. On documents of
+1.9 kB, 512 rows decode as fast as 256 and 1,024, and 15% faster than 10,000, which fall out of the cache.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ def iter_columns(
 def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     """Rows that take about 1 MiB, by the plain size of all columns; that of one only a sound footer can tell."""
     read = [metadata.row_group(group) for group in groups]
-    rows = sum(group.num_rows for group in read)
-    size = max(sum(group.total_byte_size for group in read), 1)
+    rows: int = sum(group.num_rows for group in read)
+    size: int = max(sum(group.total_byte_size for group in read), 1)
     return min(max(rows * _BATCH_BYTES // size, _FEWEST_ROWS), _MOST_ROWS)

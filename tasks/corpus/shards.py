@@ -31,6 +31,7 @@ class Piece:
         first_row: the row of the file at which `first_group` starts.
         start, stop: rows of the file that belong to the shard, within those groups.
         bitmap: eligibility bitmap of the file, or empty.
+        seen: what the file looked like when it was hashed.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Piece:
     start: int
     stop: int
     bitmap: str
+    seen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _pieces(
                     start=start,
                     stop=stop,
                     bitmap=bitmaps[index],
+                    seen=file.seen,
                 )
                 yield piece, rows, group.bytes
             first_row += group.rows

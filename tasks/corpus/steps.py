@@ -12,12 +12,16 @@ from tasks.corpus.tokenizer_publish import PublishTokenizerWork, publish_tokeniz
 from tasks.corpus.tokenizer_train import TrainWork, train_tokenizer
 from tasks.corpus.validate import ValidateWork, check_written
 from tasks.corpus.write import WriteWork, write_sample
+from tasks.store.fingerprint import check_unchanged
 
 
 @task(name="screen")
 def screen(work: ScreenWork) -> Receipt:
     """Which documents of some files may be sampled."""
-    return screen_files(work)
+    receipt = screen_files(work)
+    # The receipt is kept under a key made of the inputs' digests, so it must be of just those bytes.
+    check_unchanged({file.path: list(file.seen) for file in work.files})
+    return receipt
 
 
 @task(name="select")
@@ -29,7 +33,9 @@ def select(work: SelectWork) -> Receipt:
 @task(name="write")
 def write(work: WriteWork) -> Receipt:
     """Shards of one bucket."""
-    return write_sample(work)
+    receipt = write_sample(work)
+    check_unchanged({piece.path: list(piece.seen) for shard in work.shards for piece in shard.pieces})
+    return receipt
 
 
 @task(name="validate", persist_result=False)
@@ -47,7 +53,9 @@ def publish(work: PublishWork) -> RunManifest:
 @task(name="train")
 def train(work: TrainWork) -> Receipt:
     """A tokenizer, and its bytes per token on held-out rows."""
-    return train_tokenizer(work)
+    receipt = train_tokenizer(work)
+    check_unchanged(work.seen)
+    return receipt
 
 
 @task(name="publish-tokenizer", persist_result=False)

@@ -23,7 +23,7 @@ _LABELS = ("source_dataset", "source_bucket")
 
 @dataclass(frozen=True)
 class TrainWork:
-    """A sample's shards, in order, and how to train on them."""
+    """A sample's shards, in order, what they looked like when they were hashed, and how to train on them."""
 
     task: ClassVar[str] = "train"
     part: ClassVar[int] = 0
@@ -32,6 +32,7 @@ class TrainWork:
     shards: tuple[str, ...]
     config: TrainTokenizerConfig
     chat_template: str
+    seen: dict[str, list[int]]
 
 
 @dataclass

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_REMEMBERED = 1 << 20
+_REMEMBERED = 1 << 18
 
 
 def family(address: bytes) -> int:
@@ -59,38 +60,26 @@ def src_id(address: str) -> int:
     return int(hashlib.md5(address.encode(), usedforsecurity=False).hexdigest()[:15], 16)
 
 
-class Remembered:
-    """A function of an address, looked up for whole dictionaries of addresses.
+def families(addresses: pa.StringArray) -> NDArray[np.int8]:
+    """int8[n + 1]: the family of every address; the last entry, 0, is that of a null.
 
-    Args:
-        function: from address to int.
+    >>> families(pa.array(["192.0.2.1", "::1", "nowhere"])).tolist()
+    [4, 6, 0, 0]
     """
-
-    def __init__(self, function: Callable[[bytes], int]) -> None:
-        self._function = function
-        self._known: dict[bytes, int] = {}
-
-    def of_all(self, addresses: Iterable[bytes]) -> list[int]:
-        """The function's values, in order."""
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        known, function = self._known, self._function
-        values = []
-        for address in addresses:
-            value = known.get(address)
-            if value is None:
-                value = known[address] = function(address)
-            values.append(value)
-        return values
+    return np.array([*map(_known_family, _bytes(addresses)), 0], dtype=np.int8)
 
 
-def families(addresses: pa.StringArray, remembered: Remembered) -> NDArray[np.int8]:
-    """int8[n + 1]: the family of every address; the last entry, 0, is that of a null."""
-    # As bytes: Arrow does not check that a string is UTF-8.
-    values = remembered.of_all(addresses.cast(pa.binary()).to_pylist())
-    return np.array([*values, 0], dtype=np.int8)
-
-
-def probe_hashes(addresses: pa.StringArray, remembered: Remembered) -> NDArray[np.uint64]:
+def probe_hashes(addresses: pa.StringArray, seed: int) -> NDArray[np.uint64]:
     """uint64[n]: the hash of every address."""
-    return np.array(remembered.of_all(addresses.cast(pa.binary()).to_pylist()), dtype=np.uint64)
+    return np.array([*map(_known_hash, _bytes(addresses), repeat(seed))], dtype=np.uint64)
+
+
+def _bytes(addresses: pa.StringArray) -> list[bytes]:
+    # Arrow does not check that a string is UTF-8.
+    values: list[bytes] = addresses.cast(pa.binary()).to_pylist()
+    return values
+
+
+# The same addresses come in every run of rows; looked up, one takes 0.1 microseconds instead of 1.
+_known_family = lru_cache(_REMEMBERED)(family)
+_known_hash = lru_cache(_REMEMBERED)(probe_hash)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -218,7 +219,7 @@ def repeated(
     >>> repeated(one, np.array([7, 7, 7]), np.array([0, 1, 0], np.int32), np.ones(3, np.float32)).tolist()
     [False, False, True]
     """
-    columns = [rtts.view(np.int32), dst, times, owners]
+    columns: list[NDArray[Any]] = [rtts.view(np.int32), dst, times, owners]
     # Stable, so the first in input order stays.
     order = np.lexsort(columns)
     same = np.ones(max(len(order) - 1, 0), dtype=bool)
@@ -235,9 +236,9 @@ def _encode(
 ) -> Iterator[bytes]:
     counts.add_block(block, starts)
     edges = starts.tolist()
-    for address, start, stop in zip(addresses, edges[:-1], edges[1:], strict=True):
+    for address, (start, stop) in zip(addresses, pairwise(edges), strict=True):
         cuts = cut_evenly(block, start, stop, max_bytes)
-        for part, (low, high) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        for part, (low, high) in enumerate(pairwise(cuts)):
             measurements = encode_measurements(block, low, high)
             counts.add_record(len(measurements))
             first, last = int(block.times[low]), int(block.times[high - 1])

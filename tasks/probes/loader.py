@@ -1,18 +1,22 @@
 """Probe rows for training: a random-access source of records, and a Grain data set of crops made from them.
 
-What Grain shuffles, repeats, shards and checkpoints are pairs (epoch, record): numbers. A group of 256 of them is
-read, sampled and packed by one map, and the group's crops are handed on one by one by a flat map over the
-iterator. So each record is read once an epoch (a flat map over a `MapDataset` reads it again for each crop it
-gives), the state of an iterator is the number of a group and a place in it, and to resume costs one group.
+What Grain counts, spreads over processes and checkpoints are groups of 256 records. One map shuffles, reads, samples
+and packs a group, and a flat map over the iterator hands on its crops one by one. So each record is read once an
+epoch (a flat map over a `MapDataset` reads it again for each crop it gives), the state of an iterator is the
+number of a group and a place in it, and to resume costs one group.
 
-A record read alone costs 79 us, one of a batch 17 us, and parsing the two Arrow schemas of a record another 55:
-a schema whose bytes were seen before is not parsed again.
+Short rows cost their overhead. A record read alone takes 79 us, one of a batch 17; its two Arrow streams opened
+alone 55, with others 5 (`tasks.probes.streams`); Grain's own shuffle, repeat, slice and batch took 37, a
+permutation next to nothing.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
 import importlib
 import itertools
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,21 +24,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError, MissingExtraError
 from schemas.probes import TRAIN, measurements_schema, record_schema
 from tasks.probes.crops import Contexts, Crops
-from tasks.probes.sampler import ProbeRowSampler, Stream
 from tasks.probes.locate import Paths, find_shards
+from tasks.probes.sampler import ORDER_KEY, ProbeRowSampler, Stream
+from tasks.probes.streams import read_batches
 
 GROUP_ROWS = 256
 
-# Rows read at once, and the measurements held before they are thinned to the drawn ones: a group may hold 256
-# records of 8 MB.
-_READ_ROWS = 32
-_HELD_BYTES = 32 * 2**20
+# The measurements, about 30 bytes each, that are held before they are thinned to the drawn ones (a group may have
+# 256 records of 8 MB), and the rows read before their size is known.
+_FIRST_ROWS = 16
+_HELD_MEASUREMENTS = 1_000_000
 # Groups made ahead of the trainer, on as many threads.
 _GROUPS_AHEAD = 2
+# Read ahead is for reading in order.
 _READER_OPTIONS = "readahead_buffer_size:0"
 _READER_BUFFER = 32_768
 
@@ -88,26 +95,33 @@ class ProbeRowDataSource:
             IndexError: an index below 0 or not below `len`.
             InputError: a record is damaged, or not one of ours.
         """
-        records = self._read([int(index) for index in indices])
-        parsed = [self._parse(record, index) for record, index in zip(records, indices, strict=True)]
-        if not parsed:
+        if not len(indices):
             return []
-        columns = pa.Table.from_batches([batch.select(_PLAIN_COLUMNS) for batch, _ in parsed]).to_pydict()
+        table, measurements = self._rows(indices)
+        columns = table.select(_ITEM_COLUMNS).to_pydict()
         return [
             {
                 "src_id": src_id,
                 "src_addr": src_addr,
-                "measurements": measurements,
+                "measurements": batch,
                 "n_measurements": num_measurements,
-                "metadata": {
-                    "time_span_seconds": span,
-                    "first_timestamp": first,
-                    "last_timestamp": last,
-                },
+                "metadata": {"time_span_seconds": span, "first_timestamp": first, "last_timestamp": last},
             }
-            for src_id, num_measurements, span, first, last, src_addr, (_, measurements) in zip(
-                *columns.values(), parsed, strict=True
+            for src_id, src_addr, num_measurements, span, first, last, batch in zip(
+                *columns.values(), measurements, strict=True
             )
+        ]
+
+    def sampler_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Items with `src_addr` and `measurements` alone, which is all a sampler looks at; 10 us each cheaper.
+
+        Raises:
+            IndexError, InputError: as `__getitems__`.
+        """
+        table, measurements = self._rows(indices)
+        return [
+            {"src_addr": src_addr, "measurements": batch}
+            for src_addr, batch in zip(table["src_addr"].to_pylist(), measurements, strict=True)
         ]
 
     def __repr__(self) -> str:
@@ -143,7 +157,7 @@ class ProbeRowDataSource:
 
     def _place(self, index: int) -> tuple[int, int]:
         """The file of a record, and its number there."""
-        file = int(np.searchsorted(self._ends, index, side="right"))
+        file = bisect.bisect_right(self._ends, index)
         return file, index - (self._ends[file - 1] if file else 0)
 
     def _read(self, indices: list[int]) -> list[bytes]:
@@ -165,72 +179,75 @@ class ProbeRowDataSource:
                 records[slot] = record
         return records
 
-    def _parse(self, record: bytes, index: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """A record's row and its measurements."""
-        try:
-            row = read_batch(pa.py_buffer(record), record_schema())
-            if row.num_rows != 1:
-                raise pa.ArrowInvalid(f"{row.num_rows} rows where one is expected")
-            blob = row.column(_MEASUREMENTS)[0].as_buffer()
-            if blob is None:
-                raise pa.ArrowInvalid("measurements are null")
-            return row, read_batch(blob, measurements_schema())
-        except (pa.ArrowException, EOFError, OSError) as error:
-            file, number = self._place(int(index))
-            raise InputError(
-                f"not a probe record: {error}", code="bad_record", where=f"{self._paths[file]}:{number}"
-            ) from error
+    def _rows(self, indices: Sequence[int]) -> tuple[pa.Table, list[pa.RecordBatch]]:
+        """The rows of some records, and the measurements of each."""
+
+        def where(place: int) -> str:
+            file, number = self._place(int(indices[place]))
+            return f"{self._paths[file]}:{number}"
+
+        records = self._read([int(index) for index in indices])
+        rows = read_batches(records, record_schema(), where)
+        for place, row in enumerate(rows):
+            if row.num_rows != 1 or row.column(_MEASUREMENTS).null_count:
+                message = f"{row.num_rows} rows, or no measurements; expected one row"
+                raise InputError(message, code="bad_record", where=where(place))
+        table = pa.Table.from_batches(rows)
+        measurements = read_batches(table["measurements"].to_pylist(), measurements_schema(), where)
+        for place, count in enumerate(table["n_measurements"].to_pylist()):
+            if count != measurements[place].num_rows:
+                message = f"n_measurements is {count}, but there are {measurements[place].num_rows}"
+                raise InputError(message, code="bad_record", where=where(place))
+        return table, measurements
 
 
-_MEASUREMENTS = 1
-_PLAIN_COLUMNS = [
+_MEASUREMENTS = record_schema().get_field_index("measurements")
+_ITEM_COLUMNS = [
     "src_id",
+    "src_addr",
     "n_measurements",
     "time_span_seconds",
     "first_timestamp",
     "last_timestamp",
-    "src_addr",
 ]
-# The bytes of schema messages that were found to be as expected.
-_known_schemas: dict[bytes, Any] = {}
-
-
-def read_batch(stream: pa.Buffer, schema: Any) -> pa.RecordBatch:
-    """The one batch of an Arrow IPC stream, without a copy.
-
-    Args:
-        schema: what the stream must have; field and schema metadata do not matter.
-
-    Raises:
-        pyarrow.ArrowException: the stream is damaged, or has another schema.
-    """
-    # A schema message: 4 bytes of ones, the size of what follows, the schema; it has no body.
-    prefix = stream[:8].to_pybytes()
-    size = 8 + int.from_bytes(prefix[4:], "little")
-    head = stream[:size].to_pybytes()
-    if _known_schemas.get(head) is schema:
-        return pa.ipc.read_record_batch(stream.slice(size), schema)
-    with pa.ipc.open_stream(stream) as reader:
-        if not reader.schema.equals(schema):
-            raise pa.ArrowInvalid(f"columns are {_columns(reader.schema)}; expected {_columns(schema)}")
-        batch = reader.read_next_batch()
-    if reader.schema.equals(schema, check_metadata=True):
-        _known_schemas[head] = schema
-    return batch
-
-
-def _columns(schema: Any) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 @dataclass(frozen=True)
-class _Keyed:
-    """Turns a number of a repeated data set into (epoch, record)."""
+class Order:
+    """The order in which one process reads the records of all epochs.
+
+    Every epoch is a permutation of its own; process `index` of `count` takes every `count`-th record of the
+    epochs laid end to end.
+
+    Args:
+        num_epochs: `None` for ever.
+    """
 
     num_records: int
+    num_epochs: int | None
+    seed: int
+    index: int = 0
+    count: int = 1
 
-    def __call__(self, index: int, record: int) -> Stream:
-        return index // self.num_records, int(record)
+    def __len__(self) -> int:
+        total = sys.maxsize if self.num_epochs is None else self.num_records * self.num_epochs
+        return len(range(self.index, total, self.count))
+
+    def streams(self, start: int, stop: int) -> list[Stream]:
+        """(epoch, record) of the records from place `start` to `stop`.
+
+        >>> Order(3, 2, seed=0).streams(0, 6)
+        [(0, 1), (0, 2), (0, 0), (1, 0), (1, 1), (1, 2)]
+        """
+        places = range(self.index + start * self.count, self.index + stop * self.count, self.count)
+        epochs = (divmod(place, self.num_records) for place in places)
+        return [(epoch, int(_permutation(self.num_records, self.seed, epoch)[at])) for epoch, at in epochs]
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(num_records: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    bits = np.random.Philox(key=np.array([seed, ORDER_KEY], np.uint64), counter=[0, 0, epoch, 0])
+    return np.random.Generator(bits).permutation(num_records)
 
 
 @dataclass(frozen=True)
@@ -239,31 +256,42 @@ class GroupReader:
 
     source: ProbeRowDataSource
     sampler: ProbeRowSampler
+    order: Order
+    group_rows: int
     pack: bool
 
-    def __call__(self, streams: Sequence[Stream]) -> Crops:
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.group_rows)
+
+    def __call__(self, group: int) -> Crops:
         """int32[num_crops, crop_size] by name.
 
         Args:
-            streams: (epoch, record) of each row.
+            group: its number, from 0.
         """
-        parts = []
-        for first, rows in self._chunks([record for _, record in streams]):
-            parts.append(self.sampler.sample(rows, streams[first : first + len(rows)]))
+        start = group * self.group_rows
+        streams = self.order.streams(start, min(start + self.group_rows, len(self.order)))
+        parts = [
+            self.sampler.sample(rows, streams[first : first + len(rows)])
+            for first, rows in self._chunks([record for _, record in streams])
+        ]
         return self.sampler.crops(Contexts.concat(parts), streams[0], self.pack)
 
     def _chunks(self, records: list[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """Rows of the group, as many together as may be held, after the place of their first."""
         held: list[dict[str, Any]] = []
-        held_bytes = 0
-        for start in range(0, len(records), _READ_ROWS):
-            rows = self.source.__getitems__(records[start : start + _READ_ROWS])
+        num_held = end = 0
+        num_next = _FIRST_ROWS
+        while end < len(records):
+            rows = self.source.sampler_rows(records[end : end + num_next])
+            end += len(rows)
             held += rows
-            held_bytes += sum(row["measurements"].nbytes for row in rows)
-            end = start + len(rows)
-            if held_bytes >= _HELD_BYTES or end == len(records):
+            sizes = [len(row["measurements"]) for row in rows]
+            num_held += sum(sizes)
+            num_next = max(_FIRST_ROWS, _HELD_MEASUREMENTS // max(1, *sizes))
+            if num_held >= _HELD_MEASUREMENTS or end == len(records):
                 yield end - len(held), held
-                held, held_bytes = [], 0
+                held, num_held = [], 0
 
 
 class _Split:
@@ -330,9 +358,9 @@ def build_probe_dataset(
     if not len(source):
         raise InputError("there is no record", code="no_records", where=", ".join(source.paths))
 
-    keys = grain.MapDataset.range(len(source)).shuffle(seed=seed).repeat(num_epochs)
-    keys = keys.map_with_index(_Keyed(len(source)))[index::count]
-    groups = keys.batch(group_rows, batch_fn=list).map(GroupReader(source, sampler, pack))
+    order = Order(len(source), num_epochs, seed, index, count)
+    reader = GroupReader(source, sampler, order, group_rows, pack)
+    groups = grain.MapDataset.range(len(reader)).map(reader)
     ahead = grain.ReadOptions(num_threads=_GROUPS_AHEAD, prefetch_buffer_size=_GROUPS_AHEAD)
     crops = grain.experimental.FlatMapIterDataset(groups.to_iter_dataset(ahead), _Split())
     return crops if batch_size is None else crops.batch(batch_size, drop_remainder=drop_remainder)

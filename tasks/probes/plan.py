@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -141,7 +142,7 @@ def _cut_split(split: str, members: NDArray[np.int64], probes: Probes, shard_byt
     number = (ends - sizes) * shards // ends[-1]
     edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(members)]
     plans = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         first, last = probes.hashes[members[low]], probes.hashes[members[high - 1]]
         rows = int(probes.rows[members[low:high]].sum())
         plans.append(ShardPlan(split, int(first), int(last), high - low, rows))

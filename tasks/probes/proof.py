@@ -77,7 +77,7 @@ def compare(
             _note_rejected(connection, identity, rejects)
             connection.register("records", reader)
             query = _DIFFERENCE.format(distinct="DISTINCT" if deduplicated else "")
-            connection.execute(f"CREATE TEMP TABLE difference AS {query}")  # noqa: S608 - our own text
+            connection.execute(f"CREATE TEMP TABLE difference AS {query}")
             return list(_described(connection))
         except duckdb.Error as error:
             raise WorkError(f"DuckDB cannot compare the source: {error}", code="proof") from error

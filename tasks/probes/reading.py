@@ -2,8 +2,8 @@
 
 Types are made equal here (`CANONICAL`); whether a row can be used is decided afterwards, in `screening`.
 
-- `event_time`: whole microseconds since 1970, UTC, rounded down; a time without a zone is UTC. Times out of range in a
-  coarse unit are clipped to just out of range.
+- `event_time`: whole microseconds since 1970, UTC, rounded down; a time without a zone is UTC. Times out of range in
+  a coarse unit are clipped to just out of range.
 - addresses: dictionaries, so that each distinct address is looked at once a run.
 - `ip_version`: 4, 6, null, or 0 for any other number. `rtt`: float32 milliseconds.
 """

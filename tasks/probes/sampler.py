@@ -46,7 +46,7 @@ Ints = NDArray[np.int64]
 _PARTIAL_SHARE = (0.1, 0.9)
 _MICROSECONDS = 1_000_000
 # What a stream is for, the second half of a Philox key.
-_ROW_KEY, _GROUP_KEY = 0, 1
+_ROW_KEY, _GROUP_KEY, ORDER_KEY = 0, 1, 2
 # A row is thinned to its drawn measurements before rows are joined, unless it is so short that it does not pay.
 _SHORT_ROW = 1_024
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
-from tasks.probes.addresses import Remembered, families, family, probe_hash, probe_hashes
+from tasks.probes.addresses import families, probe_hashes
 from tasks.probes.inventory import Piece
-from tasks.probes.reading import RUN_ROWS, Run, read_runs
-from tasks.probes.screening import Columns, screen, why_not
+from tasks.probes.reading import RUN_ROWS, read_runs
+from tasks.probes.screening import Columns, screen, unusable
 from tasks.probes.sorting import stable_order
 from tasks.probes.spill import PROBES_SCHEMA, ROWS_SCHEMA, RunRef, write_run
 from tasks.store.layout import stage_folder
@@ -47,14 +47,6 @@ class ScatterWork:
     run_rows: int = RUN_ROWS
 
 
-class _Known:
-    """What has been found out about addresses so far in this work."""
-
-    def __init__(self, seed: int) -> None:
-        self.families = Remembered(family)
-        self.hashes = Remembered(partial(probe_hash, seed=seed))
-
-
 def scatter_rows(work: ScatterWork) -> Receipt:
     """Screen and sort the rows of `work`.
 
@@ -67,25 +59,21 @@ def scatter_rows(work: ScatterWork) -> Receipt:
     spill = Path(work.spill_dir) if work.spill_dir else None
     records: list[FileRecord] = []
     rejected: Counter[str] = Counter()
-    known = _Known(work.seed)
     rows_in = rows_used = filled = runs = 0
     with RejectWriter(stage_folder(root, work.stage) / REJECTS) as rejects:
         for run in read_runs(work.pieces, work.run_rows):
-            columns, source_families, target_families = _screened(run, known)
+            families_of_both = [
+                families(run.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
+            ]
+            columns = screen(run.rows, *families_of_both)
+            usable = int(columns.usable.sum())
             rows_in += run.rows.num_rows
             filled += columns.filled
-            usable = int(columns.usable.sum())
-            if usable < run.rows.num_rows:
-                for row in np.flatnonzero(~columns.usable).tolist():
-                    found = (
-                        int(source_families[columns.src_codes[row]]),
-                        int(target_families[columns.dst_codes[row]]),
-                    )
-                    reason, detail = why_not(run.rows, row, found)
-                    rejects.add(*run.origin(row), reason, detail)
-                    rejected[reason] += 1
+            for row, reason, detail in unusable(run.rows, columns, *families_of_both):
+                rejects.add(*run.origin(row), reason, detail)
+                rejected[reason] += 1
             if usable:
-                rows, probes = sort_run(run.rows, columns, known.hashes)
+                rows, probes = sort_run(run.rows, columns, work.seed)
                 records += write_run(root, spill, RunRef(work.stage, runs), rows, probes)
                 rows_used += usable
                 runs += 1
@@ -100,15 +88,7 @@ def scatter_rows(work: ScatterWork) -> Receipt:
     )
 
 
-def _screened(run: Run, known: _Known):  # type: ignore[no-untyped-def]
-    sources = families(run.rows.column(1).dictionary, known.families)
-    targets = families(run.rows.column(2).dictionary, known.families)
-    return screen(run.rows, sources, targets), sources, targets
-
-
-def sort_run(
-    rows: pa.RecordBatch, columns: Columns, hashes: Remembered
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """The usable rows of a run, sorted by the hash of their probe, ties in input order; and its probes.
 
     Returns:
@@ -124,7 +104,7 @@ def sort_run(
     counts = np.bincount(src_codes, minlength=len(addresses))
     present = np.flatnonzero(counts)
     present_addresses = addresses.take(pa.array(present))
-    present_hashes = probe_hashes(present_addresses, hashes)
+    present_hashes = probe_hashes(present_addresses, seed)
     by_hash = np.argsort(present_hashes, kind="stable")
     sorted_hashes = present_hashes[by_hash]
     refuse_collisions(sorted_hashes)
@@ -159,7 +139,7 @@ def sort_run(
     return sorted_rows, probes
 
 
-def refuse_collisions(sorted_hashes: np.ndarray) -> None:  # type: ignore[type-arg]
+def refuse_collisions(sorted_hashes: NDArray[np.uint64]) -> None:
     """Records are found by the hash of their probe alone; two of a million probes share one once in 40 million runs.
 
     Raises:

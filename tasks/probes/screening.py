@@ -19,6 +19,7 @@ A null `ip_version` is not rejected: it is filled in from the addresses, which m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from schemas.probes import END_RTT_MS, END_TIME_S
 
 _END_TIME_US = END_TIME_S * 10**6
+_LISTED_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -81,44 +83,66 @@ def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: N
     return Columns(times, src_codes, dst_codes, versions, rtts, usable, filled)
 
 
-def why_not(rows: pa.RecordBatch, row: int, families: tuple[int, int]) -> tuple[str, str]:
+def unusable(
+    rows: pa.RecordBatch, columns: Columns, src_families: NDArray[np.int8], dst_families: NDArray[np.int8]
+) -> Iterator[tuple[int, str, str]]:
+    """`(row, reason, detail)` of every row that is not usable, in order."""
+    bad = np.flatnonzero(~columns.usable)
+    for first in range(0, len(bad), _LISTED_ROWS):
+        some = bad[first : first + _LISTED_ROWS]
+        taken = rows.take(pa.array(some))
+        times, versions, rtts = (
+            taken.column(name).to_pylist() for name in ("event_time", "ip_version", "rtt")
+        )
+        sources, targets = (_texts(taken.column(name)) for name in ("src_addr", "dst_addr"))
+        found = zip(src_families[columns.src_codes[some]], dst_families[columns.dst_codes[some]], strict=True)
+        listed = zip(some.tolist(), times, sources, targets, versions, rtts, found, strict=True)
+        for row, time, source, target, version, rtt, families in listed:
+            both = int(families[0]), int(families[1])
+            yield row, *why_not(time, source, target, version, rtt, both)
+
+
+def why_not(
+    time: int | None,
+    src: bytes | None,
+    dst: bytes | None,
+    version: int | None,
+    rtt: float | None,
+    families: tuple[int, int],
+) -> tuple[str, str]:
     """Reason and detail for one row that is not usable.
 
     Args:
         families: of its source and destination, 0 for what is no address.
+
+    >>> why_not(0, b"192.0.2.1", b"nowhere", 4, 1.0, (4, 0))
+    ('bad_dst_addr', "dst_addr is no IPv4 or IPv6 address: b'nowhere'")
     """
-    time, src, dst, version, rtt = (column[row] for column in rows.columns)
-    micros = time.as_py()
-    if micros is None:
+    if time is None:
         return "null_time", "event_time is null"
-    if micros < 0:
-        return "time_before_1970", f"event_time is {micros} microseconds after 1970"
-    if micros >= _END_TIME_US:
-        return (
-            "time_after_2106",
-            f"event_time is {micros} microseconds after 1970, at most {_END_TIME_US - 1}",
-        )
-    for name, scalar, family in (("src_addr", src, families[0]), ("dst_addr", dst, families[1])):
-        text = _bytes(scalar)
+    if time < 0:
+        return "time_before_1970", f"event_time is {time} microseconds after 1970"
+    if time >= _END_TIME_US:
+        return "time_after_2106", f"event_time is {time} microseconds after 1970, at most {_END_TIME_US - 1}"
+    for name, text, family in (("src_addr", src, families[0]), ("dst_addr", dst, families[1])):
         if text is None:
             return f"null_{name}", f"{name} is null"
         if not family:
             return f"bad_{name}", f"{name} is no IPv4 or IPv6 address: {text!r}"
-    value = rtt.as_py()
-    if value is None:
+    if rtt is None:
         return "null_rtt", "rtt is null; a failed measurement has a negative rtt"
-    if value != value:
+    if rtt != rtt:
         return "nan_rtt", "rtt is NaN; a failed measurement has a negative rtt"
-    if value >= np.float32(END_RTT_MS):
-        return "huge_rtt", f"rtt is {value} ms, not below {END_RTT_MS:.0f}"
-    found = version.as_py()
-    stated = "null" if found is None else "not 4 or 6" if found not in (4, 6) else str(found)
+    if rtt >= np.float32(END_RTT_MS):
+        return "huge_rtt", f"rtt is {rtt} ms, not below {END_RTT_MS:.0f}"
+    stated = "null" if version is None else "not 4 or 6" if version not in (4, 6) else str(version)
     return "ip_version", f"ip_version is {stated}, src_addr is IPv{families[0]}, dst_addr is IPv{families[1]}"
 
 
-def _bytes(scalar: Any) -> bytes | None:
-    value = scalar.value
-    return value.cast(pa.binary()).as_py() if value is not None and value.is_valid else None
+def _texts(column: pa.DictionaryArray) -> list[bytes | None]:
+    # Not as strings: they need not be UTF-8.
+    texts: list[bytes | None] = column.dictionary_decode().cast(pa.binary()).to_pylist()
+    return texts
 
 
 def _numpy(column: pa.Array, null: Any) -> NDArray[Any]:

@@ -15,12 +15,12 @@ from schemas.run import Receipt, RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
 from tasks.probes.addresses import probe_hash, train_end
 from tasks.probes.arrayrecord_writer import open_records
-from tasks.probes.decoding import ProbeRecord, RecordReader
+from tasks.probes.decoding import ProbeRecord, read_record
 from tasks.probes.identity import Identity, identify
 from tasks.probes.proof import compare
 from tasks.probes.publish import written_shards
 
-_SEQUENTIAL = "readahead_buffer_size:4MB"
+_SEQUENTIAL = "readahead_buffer_size:4M"
 _READ_RECORDS = 64
 
 
@@ -42,7 +42,6 @@ def check_written(work: ValidateWork) -> int:
         IntegrityError: a shard is not as its receipt says, or a total is not the ledger's.
     """
     measurements = records = 0
-    reader = RecordReader()
     for counts, record in written_shards(work.gathered):
         path = Path(work.output_dir) / record.path
         with open_records(path) as file:
@@ -54,7 +53,7 @@ def check_written(work: ValidateWork) -> int:
                     where=str(path),
                 )
             for row in sorted({0, found - 1}):
-                for rule, detail in reader.read(file.read([row])[0])[1]:
+                for rule, detail in read_record(file.read([row])[0])[1]:
                     raise IntegrityError(f"{rule}: {detail}", code="invalid", where=f"{path}:{row}")
         measurements += counts["measurements"]
         records += found
@@ -109,7 +108,6 @@ class _Checker:
 
     def __init__(self, config: BuildProbeRowsConfig | None) -> None:
         self._config = config
-        self._reader = RecordReader()
         self._faults: dict[tuple[str, str], Fault] = {}
         self._split_of: dict[str, str] = {}
 
@@ -143,7 +141,7 @@ class _Checker:
         before: ProbeRecord | None = None
         row = -1
         for row, data in enumerate(read_all(shard)):
-            record, broken = self._reader.read(data)
+            record, broken = read_record(data)
             for rule, detail in broken:
                 self._fault(shard, row, rule, detail)
             if record is None:
@@ -230,10 +228,9 @@ def _prove(
 
 
 def _measurements(shards: Sequence[Path]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    reader = RecordReader()
     for shard in shards:
         for data in read_all(shard):
-            record, _ = reader.read(data)
+            record, _ = read_record(data)
             if record is not None:
                 yield record.src_addr, record.measurements
 

@@ -13,6 +13,9 @@ from tasks.sft.plan import padded_length
 from tasks.sft.spool import Spool
 from tasks.store.arrays import read_array
 
+# At 64 KiB each for tokens and mask, at most 128 MiB of a spool are resident.
+_RUN_SEQUENCES = 1024
+
 
 @dataclass(frozen=True)
 class Bins:
@@ -54,8 +57,9 @@ def gather(
 ) -> Bins:
     """Copy the sequences of bins `[first_bin, end_bin)` out of the spools.
 
-    One slice per sequence and one concatenation: a gather by token index moves 8 bytes of index for each
-    token and was 5x slower.
+    One copy per sequence: a gather by token index moves 8 bytes of index for each token and was 5x slower.
+    Pages of the spools are given back on the way: each sequence makes the 64 KiB around it resident, so one
+    block touches nearly all of a corpus, and the peak would grow with it.
 
     Args:
         multiple: pad each sequence until its runtime length is a multiple of this; 1 pads nothing.
@@ -72,20 +76,39 @@ def gather(
     begins = ends - stored
     seq_starts = begins - np.repeat(token_offsets[:-1], np.diff(seq_offsets))
 
-    sources = plan.item_spool[items].tolist()
-    spans = list(zip(sources, start.tolist(), (start + length).tolist(), strict=True))
-    ids = [spools[k].tokens[s:e] for k, s, e in spans]
-    masks = [spools[k].loss_mask[s:e] for k, s, e in spans]
-    if multiple > 1:
-        padding = (stored - length).tolist()
-        ids = _with_padding(ids, padding, np.full(multiple, pad_id, np.int32))
-        masks = _with_padding(masks, padding, np.zeros(multiple, np.uint8))
-    input_ids = np.concatenate(ids) if ids else np.zeros(0, np.int32)
-    loss_mask = np.concatenate(masks) if masks else np.zeros(0, np.uint8)
+    input_ids = np.full(int(stored.sum()), pad_id, np.int32)
+    loss_mask = np.zeros(len(input_ids), np.uint8)
+    source = plan.item_spool[items]
+    # In the order of the spools, so that no more than a part of one is resident.
+    by_place = np.lexsort((start, source))
+    for some in _runs(by_place, source):
+        spool = spools[source[some[0]]]
+        _copy(spool, start[some], length[some], begins[some], input_ids, loss_mask)
+        spool.release_pages()
     # A sequence cut short has no label for its last token any more.
     loss_mask[begins + length - 1] = 0
     return Bins(input_ids, loss_mask, token_offsets, seq_starts.astype(np.int32), seq_offsets)
 
 
-def _with_padding(parts: list[NDArray], counts: list[int], padding: NDArray) -> list[NDArray]:  # type: ignore[type-arg]
-    return [piece for part, count in zip(parts, counts, strict=True) for piece in (part, padding[:count])]
+def _runs(by_place: NDArray[np.int64], source: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+    """`by_place` cut where the spool changes, and into runs of at most 1024 sequences."""
+    if not len(by_place):
+        return []
+    changes = np.flatnonzero(np.diff(source[by_place])) + 1
+    cuts = np.union1d(changes, np.arange(_RUN_SEQUENCES, len(by_place), _RUN_SEQUENCES))
+    return np.split(by_place, cuts)
+
+
+def _copy(
+    spool: Spool,
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    input_ids: NDArray[np.int32],
+    loss_mask: NDArray[np.uint8],
+) -> None:
+    """Copy `length[i]` entries of the spool from `start[i]` to `begins[i]`."""
+    tokens, mask = spool.tokens, spool.loss_mask
+    for s, n, b in zip(start.tolist(), length.tolist(), begins.tolist(), strict=True):
+        input_ids[b : b + n] = tokens[s : s + n]
+        loss_mask[b : b + n] = mask[s : s + n]

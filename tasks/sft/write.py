@@ -16,7 +16,6 @@ from tasks.store.layout import stage_folder
 
 # About 16 MB of tokens and mask a block: large enough to amortise Python, small enough to stay in memory.
 _BLOCK_TOKENS = 1 << 22
-_RELEASE_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -89,15 +88,12 @@ def _write_shard(
     block_bins = max(1, _BLOCK_TOKENS // (work.pack.size * rows)) * rows
     counts = {"bins": end - first, "sequences": 0, "tokens": 0, "trained_tokens": 0}
     with ParquetShardWriter(path, work.storage, metadata) as writer:
-        for number, start in enumerate(range(first, end, block_bins)):
+        for start in range(first, end, block_bins):
             stop = min(start + block_bins, end)
             bins = gather(plan, spools, start, stop, work.pack.pad_to_multiple, work.eos_id or 0)
             writer.write_block(bins)
             counts["sequences"] += len(bins.seq_starts)
             counts["tokens"] += len(bins.input_ids)
             counts["trained_tokens"] += int(bins.loss_mask.sum(dtype="int64"))
-            if number % _RELEASE_BLOCKS == _RELEASE_BLOCKS - 1:
-                for spool in spools:
-                    spool.release_pages()
         writer.finalize()
     return writer.record(Path(work.output_dir)), counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support import published_digests, sample_serially
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
+from tasks.corpus.inventory import take_inventory
 from tasks.validation import validate_path
 
 
@@ -317,3 +319,29 @@ def test_the_bytes_do_not_depend_on_where_or_when(nested: Path) -> None:
         config_of(nested, {3: 50, 4.0: 20}, workers=7, io_workers=3, output_dir=str(nested / "again"))
     )
     assert published_digests(nested / "out" / "latest") == published_digests(nested / "again" / "latest")
+
+
+def test_an_input_that_changes_under_the_run_leaves_no_receipt_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bucket(tmp_path / "in" / "b", {"a.parquet": texts("old", 20)})
+    sample_serially(config_of(tmp_path, {"b": 5}))
+    old = published_digests(tmp_path / "out" / "latest")
+    path = tmp_path / "in" / "b" / "a.parquet"
+    original, stat = path.read_bytes(), path.stat()
+
+    def changed_first(config: SampleCorpusConfig, identity: Any) -> Any:
+        found = take_inventory(config, identity)
+        write_bucket(path.parent, {"a.parquet": texts("new", 20)})
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.sample_corpus.take_inventory", changed_first)
+        with pytest.raises(InputError) as caught:
+            sample_serially(config_of(tmp_path, {"b": 6}))
+    assert caught.value.code == "input_changed"
+    assert published_digests(tmp_path / "out" / "latest") == old
+    path.write_bytes(original)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    sample_serially(config_of(tmp_path, {"b": 6}))
+    assert [row["text"] for row in sampled(tmp_path)] == reference(tmp_path / "in" / "b", "b", 42, 6)

@@ -49,6 +49,8 @@ json_values = st.recursive(
 )
 
 
+# Hypothesis warns when another test has replaced the state of `random`; that is no concern of this one.
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 @settings(derandomize=True)
 @given(json_values)
 def test_key_order_never_matters(value: object) -> None:
