@@ -27,7 +27,7 @@ from benchmarks.common import deepseek_folder, in_turn, ratio, report
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
 from tasks.sft.dialects import normalise
-from tasks.sft.masks import Sample, samples
+from tasks.sft.masks import samples
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
 from tasks.sft.tokenizer import load_tokenizer
 from tasks.sft.tokenizer_source import find_tokenizer
@@ -76,14 +76,16 @@ def part_work(folder: Path, rows: Path, template: str, stage: str) -> TokenizeWo
     )
 
 
-def rendered_samples(work: TokenizeWork, rows: Path) -> list[Sample]:
-    """The pieces of each row's text, those trained apart from those not."""
+def rendered(work: TokenizeWork, rows: Path) -> tuple[list[str], list[str]]:
+    """The text of each row; the same text in pieces, what is trained apart from what is not."""
     template = load_tokenizer(work.source, work.tokenizer).template
-    found = []
+    texts, pieces = [], []
     for line in rows.open("rb"):
         conversation = normalise(orjson.loads(line), work.dataset.dialect, work.dataset.fields)
-        found += samples(template, conversation, work.train_on, [])
-    return found
+        for sample in samples(template, conversation, work.train_on, []):
+            pieces += [piece.text for piece in sample]
+            texts.append("".join(piece.text for piece in sample))
+    return texts, pieces
 
 
 def encode_raw(backend: Any, texts: list[str]) -> None:
@@ -94,12 +96,11 @@ def encode_raw(backend: Any, texts: list[str]) -> None:
 def compare(folder: Path, rows: Path, name: str, template: str) -> None:
     work = part_work(folder, rows, template, name.replace(" ", "-"))
     backend = load_tokenizer(work.source, work.tokenizer)._backend
-    found = rendered_samples(work, rows)
-    texts = ["".join(piece.text for piece in pieces) for pieces in found]
+    texts, pieces = rendered(work, rows)
     contenders = {
         "part": partial(tokenize_part, work),
         "raw": partial(encode_raw, backend, texts),
-        "pieces": partial(encode_raw, backend, [piece.text for pieces in found for piece in pieces]),
+        "pieces": partial(encode_raw, backend, pieces),
     }
     tokens = tokenize_part(work).statistics["tokens"]
     times = in_turn(REPEATS, **contenders)

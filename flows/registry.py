@@ -69,7 +69,15 @@ TRAIN_TOKENIZER = FlowEntry(
     identity="tasks.corpus.tokenizer_identity",
     module="train_tokenizer",
 )
-FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, PACK_SFT)
+BUILD_PROBE_ROWS = FlowEntry(
+    name="build-probe-rows",
+    summary="network measurements to one ArrayRecord record per probe",
+    schema="schemas.probes",
+    config="BuildProbeRowsConfig",
+    identity="tasks.probes.identity",
+    module="build_probe_rows",
+)
+FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
 
 
 def run_or_find(entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool) -> Summary:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from schemas import corpus, sft, tokenizer
+from schemas import corpus, probes, sft, tokenizer
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
 from schemas.verdict import Fault, Verdict
 from tasks.corpus.tokenizer_validate import validate_tokenizer
 from tasks.corpus.validate import validate_sample
+from tasks.probes.validate import validate_probes
 from tasks.sft.validate import validate_shards
 from tasks.sft.validate_run import validate_packed
 from tasks.store.layout import LATEST, MANIFEST, MARKER, RUNS
@@ -22,6 +23,7 @@ _BY_FLOW: dict[str, Callable[[Path, RunManifest, bool], Verdict]] = {
     sft.FLOW: validate_packed,
     corpus.FLOW: validate_sample,
     tokenizer.FLOW: validate_tokenizer,
+    probes.FLOW: validate_probes,
 }
 
 

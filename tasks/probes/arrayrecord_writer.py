@@ -61,10 +61,14 @@ class ShardWriter(AtomicFile):
     def __init__(self, path: Path, options: str) -> None:
         module = array_record_module()
         super().__init__(path)
-        self._module = module
-        with self._storage_errors():
-            self._writer = module.ArrayRecordWriter(str(self._temporary), options)
         self.records = 0
+        self._writer: Any = None
+        try:
+            with self._storage_errors():
+                self._writer = module.ArrayRecordWriter(str(self._temporary), options)
+        except BaseException:
+            self._discard()
+            raise
 
     def add(self, record: bytes) -> None:
         """Append one record."""
@@ -90,7 +94,7 @@ class ShardWriter(AtomicFile):
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
-            if self._writer.is_open():
+            if self._writer is not None and self._writer.is_open():
                 self._writer.close()
         super()._discard()
 

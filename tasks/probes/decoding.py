@@ -14,6 +14,7 @@ from schemas.probes import END_RTT_MS, END_TIME_S, measurements_schema, record_s
 from tasks.probes.addresses import families, family, src_id
 
 Broken = tuple[str, str]
+_END = pa.py_buffer(b"\xff\xff\xff\xff\x00\x00\x00\x00")
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,13 @@ def _one_batch(data: pa.Buffer, schema: pa.Schema) -> tuple[pa.RecordBatch, bool
     """The only batch of an IPC stream, and whether any byte outside its buffers is not zero."""
     source = pa.BufferReader(data)
     messages = pa.ipc.MessageReader.open_stream(source)
-    found = pa.ipc.read_schema(messages.read_next_message())
+    try:
+        found = pa.ipc.read_schema(messages.read_next_message())
+        message = messages.read_next_message()
+    except StopIteration:
+        raise pa.ArrowInvalid("the stream ends before its batch") from None
     if found != schema:
         raise pa.ArrowInvalid(f"the schema is {', '.join(f'{f.name}: {f.type}' for f in found)}")
-    message = messages.read_next_message()
     batch = pa.ipc.read_record_batch(message, found)
     try:
         messages.read_next_message()
@@ -112,8 +116,8 @@ def _one_batch(data: pa.Buffer, schema: pa.Schema) -> tuple[pa.RecordBatch, bool
         pass
     else:
         raise pa.ArrowInvalid("the stream holds more than one batch")
-    if source.tell() != len(data):
-        raise pa.ArrowInvalid("bytes follow the end of the stream")
+    if source.tell() != len(data) or data.slice(len(data) - 8) != _END:
+        raise pa.ArrowInvalid("the stream does not end where its bytes do")
     return batch, _has_stray_bytes(batch, message.body)
 
 

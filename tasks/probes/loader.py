@@ -39,7 +39,7 @@ GROUP_ROWS = 256
 # 256 records of 8 MB), and the rows read before their size is known.
 _FIRST_ROWS = 16
 _HELD_MEASUREMENTS = 1_000_000
-# Groups made ahead of the trainer, on as many threads.
+# Groups made ahead of the trainer, on a thread beside it; a second thread only fought for the interpreter.
 _GROUPS_AHEAD = 2
 # Read ahead is for reading in order.
 _READER_OPTIONS = "readahead_buffer_size:0"
@@ -361,6 +361,6 @@ def build_probe_dataset(
     order = Order(len(source), num_epochs, seed, index, count)
     reader = GroupReader(source, sampler, order, group_rows, pack)
     groups = grain.MapDataset.range(len(reader)).map(reader)
-    ahead = grain.ReadOptions(num_threads=_GROUPS_AHEAD, prefetch_buffer_size=_GROUPS_AHEAD)
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_GROUPS_AHEAD)
     crops = grain.experimental.FlatMapIterDataset(groups.to_iter_dataset(ahead), _Split())
     return crops if batch_size is None else crops.batch(batch_size, drop_remainder=drop_remainder)

@@ -40,12 +40,15 @@ def find_shards(path: Paths, split: str) -> tuple[str, ...]:
 
 
 def _files(path: str, split: str) -> list[Path]:
+    if not path or "\0" in path:
+        raise ConfigError(f"{path!r} is no path", where="path")
     here = Path(path).expanduser().absolute()
     if here.is_dir():
         return _in_folder(here, split)
     if here.is_file():
         return [here]
-    matches = [Path(match) for match in sorted(glob.glob(str(here), recursive=True))] if path else []
+    # Path.glob has no absolute patterns.
+    matches = [Path(match) for match in sorted(glob.glob(str(here), recursive=True))]  # noqa: PTH207
     files = [match for match in matches if match.is_file()]
     if not files:
         raise ConfigError("no such file or folder, and no file matches it as a glob", where=path)

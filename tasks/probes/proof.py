@@ -28,7 +28,7 @@ _SCHEMA = pa.schema(
 _BATCH_ROWS = 100_000
 
 _SOURCE = """
-SELECT {number} AS file, file_row_number AS row, epoch_us(event_time) AS event_time,
+SELECT {number} AS file, file_row_number AS row, {time} AS event_time,
        CAST(src_addr AS VARCHAR) AS src_addr, CAST(dst_addr AS VARCHAR) AS dst_addr,
        CAST(coalesce(ip_version, CASE WHEN contains(src_addr, ':') THEN 6 ELSE 4 END) AS INTEGER) AS ip_version,
        CAST(rtt AS FLOAT) AS rtt
@@ -71,7 +71,10 @@ def compare(
         links = _linked(identity, Path(scratch))
         connection.execute(f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false")
         try:
-            parts = [_SOURCE.format(number=number, path=link) for number, link in enumerate(links)]
+            parts = [
+                _SOURCE.format(number=number, path=link, time=_microseconds(connection, link))
+                for number, link in enumerate(links)
+            ]
             connection.execute(f"CREATE TEMP VIEW source AS {' UNION ALL '.join(parts)}")
             connection.execute("CREATE TEMP TABLE rejected (file INTEGER, row BIGINT)")
             _note_rejected(connection, identity, rejects)
@@ -90,6 +93,13 @@ def _linked(identity: Identity, scratch: Path) -> list[Path]:
         links.append(scratch / f"{number}.parquet")
         links[-1].symlink_to(file.path.absolute())
     return links
+
+
+def _microseconds(connection: duckdb.DuckDBPyConnection, path: Path) -> str:
+    """The SQL that gives the microseconds since 1970, rounded down."""
+    described = connection.execute(f"DESCRIBE SELECT event_time FROM read_parquet('{path}')").fetchall()  # noqa: S608
+    # DuckDB's epoch_us rounds nanoseconds to the nearest.
+    return "epoch_ns(event_time) // 1000" if "NS" in described[0][1] else "epoch_us(event_time)"
 
 
 def _note_rejected(

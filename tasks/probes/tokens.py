@@ -182,30 +182,31 @@ def encode(
     tokens = np.empty(offsets[-1], np.int32)
     tokens[offsets[:-1]] = MEASUREMENT_START
     octets = addresses.octets
-    for rows, block, head, values in (
-        (np.flatnonzero(~src_ipv6), SOURCE, SRC_IPV4, lambda rows: octets[m.src[rows], :4]),
-        (np.flatnonzero(src_ipv6), SOURCE, SRC_IPV6, lambda rows: octets[m.src[rows]]),
-        (np.flatnonzero(~dst_ipv6), DESTINATION, DST_IPV4, lambda rows: octets[m.dst[rows], :4]),
-        (np.flatnonzero(dst_ipv6), DESTINATION, DST_IPV6, lambda rows: octets[m.dst[rows]]),
-        (
-            np.flatnonzero(answered),
-            RESULT,
-            RTT_START,
-            lambda rows: _big_endian(encode_rtt(m.rtt_ms[rows]), 2),
-        ),
-        (np.flatnonzero(~answered), RESULT, FAILED, None),
-        (np.flatnonzero(absolute), TIMESTAMP, TIMESTAMP_ABS, lambda rows: _big_endian(m.seconds[rows], 8)),
-        (np.flatnonzero(short), TIMESTAMP, DELTA1, lambda rows: _big_endian(deltas[rows], 1)),
-        (np.flatnonzero(long), TIMESTAMP, DELTA4, lambda rows: _big_endian(deltas[rows], 4)),
+    for is_ipv6, codes, block, heads in (
+        (src_ipv6, m.src, SOURCE, (SRC_IPV4, SRC_IPV6)),
+        (dst_ipv6, m.dst, DESTINATION, (DST_IPV4, DST_IPV6)),
     ):
-        if not len(rows):
-            continue
-        at = starts[rows, block]
-        tokens[at] = head
-        if values is not None:
-            content = values(rows)
-            tokens[at[:, None] + np.arange(1, content.shape[1] + 1)] = content + np.int32(FIRST_BYTE)
+        rows = np.flatnonzero(~is_ipv6)
+        _write(tokens, starts[rows, block], heads[0], octets[codes[rows], :4])
+        rows = np.flatnonzero(is_ipv6)
+        _write(tokens, starts[rows, block], heads[1], octets[codes[rows]])
+    rows = np.flatnonzero(answered)
+    _write(tokens, starts[rows, RESULT], RTT_START, _big_endian(encode_rtt(m.rtt_ms[rows]), 2))
+    tokens[starts[~answered, RESULT]] = FAILED
+    for mask, head, values, num_bytes in (
+        (absolute, TIMESTAMP_ABS, m.seconds, 8),
+        (short, DELTA1, deltas, 1),
+        (long, DELTA4, deltas, 4),
+    ):
+        rows = np.flatnonzero(mask)
+        _write(tokens, starts[rows, TIMESTAMP], head, _big_endian(values[rows], num_bytes))
     return tokens, offsets
+
+
+def _write(tokens: NDArray[np.int32], at: NDArray[np.int64], head: int, content: NDArray[np.uint8]) -> None:
+    """Write a block of one kind at many places."""
+    tokens[at] = head
+    tokens[at[:, None] + np.arange(1, content.shape[1] + 1)] = content + np.int32(FIRST_BYTE)
 
 
 def _deltas(m: Measurements) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

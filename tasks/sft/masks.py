@@ -111,7 +111,8 @@ class _Renderer:
         return self._texts[key]
 
     def text(self, count: int, *, prompt: bool = False) -> str:
-        return _MARKS.sub("", self.marked(count, prompt=prompt))
+        text = self.marked(count, prompt=prompt)
+        return _MARKS.sub("", text) if self.template.marks_generation else text
 
 
 def _trained_spans(

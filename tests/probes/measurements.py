@@ -43,7 +43,9 @@ def row(**changes: Any) -> dict[str, Any]:
     return {**good, **changes}
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema = SCHEMA, group: int = 64) -> Path:
+def write_rows(
+    path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema = SCHEMA, group: int = 64
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, row_group_size=group)
     return path
@@ -53,7 +55,11 @@ def random_table(rng: np.random.Generator, rows: int, probes: int) -> pa.Table:
     """Heavy-tailed measurements, mostly in time order, with ties, failures, both versions and a few faults."""
     owner = np.minimum((rng.pareto(1.0, rows) * 3).astype(np.int64), probes - 1)
     six = owner % 5 < 2
-    src = np.where(six, "2001:db8::", "10.0.0.").astype(object) + (owner % 250).astype(str) + np.where(six, ":1", "")
+    src = (
+        np.where(six, "2001:db8::", "10.0.0.").astype(object)
+        + (owner % 250).astype(str)
+        + np.where(six, ":1", "")
+    )
     target = rng.integers(0, 40, rows).astype(str)
     dst = np.where(six, "2001:db8:1::", "198.51.100.").astype(object) + target
     times = np.sort(rng.integers(1_599_523_200, 1_599_523_200 + rows // 4 + 1, rows)) * 10**6
@@ -73,9 +79,7 @@ def config_of(source: Any, output_dir: Path, **changes: Any) -> BuildProbeRowsCo
     return BuildProbeRowsConfig.parse({"input": given, "output_dir": str(output_dir), **changes})
 
 
-def build_serially(
-    config: BuildProbeRowsConfig, verify: Verify = Verify.SIZE
-) -> tuple[RunManifest, Serial]:
+def build_serially(config: BuildProbeRowsConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
     """Run build-probe-rows's story without a Prefect server; the steps, receipts and files are the real ones."""
     from flows.build_probe_rows import mill
 
@@ -98,5 +102,7 @@ def records(folder: Path, split: str = "*") -> list[dict[str, Any]]:
         with pa.ipc.open_stream(data) as outer:
             [record] = outer.read_all().to_pylist()
         with pa.ipc.open_stream(record["measurements"]) as inner:
-            rows.append({**record, "blob": record["measurements"], "measurements": inner.read_all().to_pylist()})
+            rows.append(
+                {**record, "blob": record["measurements"], "measurements": inner.read_all().to_pylist()}
+            )
     return rows

@@ -1,9 +1,10 @@
-"""Probe records written with plain pyarrow and array_record, as docs describe them."""
+"""Probe records made with plain pyarrow and array_record alone, without the code that build-probe-rows uses."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,5 +104,5 @@ def write_shards(folder: Path, seed: int, num_rows: int, num_shards: int = 3, **
     cuts = np.linspace(0, num_rows, num_shards + 1).astype(int).tolist()
     return [
         write_records(folder / f"train-{i:05d}-of-{num_shards:05d}.arrayrecord", records[low:high])
-        for i, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for i, (low, high) in enumerate(pairwise(cuts))
     ]

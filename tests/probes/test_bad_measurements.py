@@ -99,9 +99,6 @@ def test_unusual_rows_that_are_kept(tmp_path: Path, change: dict[str, Any]) -> N
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
-UTC_PLUS_3 = datetime.timezone(datetime.timedelta(hours=3))
-
-
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+03:00"])
 def test_times_of_any_unit_and_zone_are_the_same_instant(tmp_path: Path, unit: str, zone: str | None) -> None:
@@ -111,6 +108,17 @@ def test_times_of_any_unit_and_zone_are_the_same_instant(tmp_path: Path, unit: s
     manifest, _ = build_serially(config_of(tmp_path / "a.parquet", tmp_path / "out", train_ratio=1.0))
     [record] = records(tmp_path / "out" / "latest")
     assert record["first_timestamp"] == START
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_nanoseconds_are_rounded_down(tmp_path: Path, zone: str | None) -> None:
+    times = pa.array([1_599_523_200_000_001_999, 1_599_523_200_000_001_000]).cast(pa.timestamp("ns", zone))
+    rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:]}
+    pq.write_table(pa.table({"event_time": times, **rest}), tmp_path / "a.parquet")
+    manifest, _ = build_serially(config_of(tmp_path / "a.parquet", tmp_path / "out", train_ratio=1.0))
+    [record] = records(tmp_path / "out" / "latest")
+    assert {m["event_time"] for m in record["measurements"]} == {START + datetime.timedelta(microseconds=1)}
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
@@ -148,12 +156,13 @@ def test_times_out_of_range_in_other_units(tmp_path: Path, unit: str) -> None:
 )  # fmt: skip
 def test_other_types_that_fit(tmp_path: Path, column: str, kind: pa.DataType, value: Any) -> None:
     schema = SCHEMA.set(SCHEMA.get_field_index(column), pa.field(column, kind))
-    write_rows(tmp_path / "a.parquet", [row(), row(**{column: value})], schema)
+    write_rows(tmp_path / "a.parquet", [row(**{column: value})] * 2, schema)
     write_rows(tmp_path / "b.parquet", [row()])
     build_serially(config_of(str(tmp_path / "*.parquet"), tmp_path / "out", train_ratio=1.0))
     [record] = records(tmp_path / "out" / "latest")
     assert record["n_measurements"] == 3
     assert record["measurements"][2]["rtt"] == 12.5
+    assert record["measurements"][0]["rtt"] in (12.0, 12.5)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +238,9 @@ def test_too_many_rejects_stop_the_run_and_say_where_they_are_listed(tmp_path: P
     assert caught.value.code == "reject_limit" and "null_rtt: 1" in caught.value.message
     listed = caught.value.message.rpartition(" ")[2]
     assert pq.read_table(listed)["row"].to_pylist() == [9]
-    build_serially(config_of(tmp_path / "a.parquet", tmp_path / "out", max_reject_fraction=0.1, train_ratio=1.0))
+    build_serially(
+        config_of(tmp_path / "a.parquet", tmp_path / "out", max_reject_fraction=0.1, train_ratio=1.0)
+    )
 
 
 def test_addresses_that_are_not_utf8_are_rejected(tmp_path: Path) -> None:
@@ -292,4 +303,4 @@ def test_kill_9_at_any_moment_and_run_again(tmp_path: Path) -> None:
     manifest, _ = build_serially(BuildProbeRowsConfig.parse(raw))
     assert published_digests(output_dir / "latest") == expected
     assert validate_probes(output_dir / "latest", manifest, full=False).faults == ()
-    assert not [path for path in (output_dir / "runs").rglob(".tmp-*")]
+    assert not list((output_dir / "runs").rglob(".tmp-*"))

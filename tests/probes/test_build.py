@@ -1,4 +1,4 @@
-"""build-probe-rows as a whole: contents against DuckDB, order, counts, spans, splits, and one result for any way of working."""
+"""build-probe-rows as a whole: contents against DuckDB, order, spans, splits, and one result however it is made."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_sch
 from schemas.run import RunManifest
 from tasks.probes import arrayrecord_writer
 from tasks.probes.identity import identify
+from tasks.probes.reading import read_runs
 from tasks.probes.validate import validate_probes, validate_records
 
 
@@ -48,7 +49,9 @@ def flat(folder: Path) -> pa.Table:
         for record in records(folder)
         for measurement in record["measurements"]
     ]
-    return pa.Table.from_pylist(rows, schema=measurements_schema().insert(0, pa.field("src_addr", pa.string())))
+    return pa.Table.from_pylist(
+        rows, schema=measurements_schema().insert(0, pa.field("src_addr", pa.string()))
+    )
 
 
 def test_contents_are_those_of_the_source(source: Path, built: tuple[Path, RunManifest]) -> None:
@@ -58,7 +61,7 @@ def test_contents_are_those_of_the_source(source: Path, built: tuple[Path, RunMa
     wanted = f"""
         SELECT event_time, src_addr, dst_addr, CASE WHEN contains(dst_addr, ':') THEN 6 ELSE 4 END v, rtt
         FROM '{source}/*.parquet' WHERE rtt IS NOT NULL AND NOT isnan(rtt)
-    """
+    """  # noqa: S608
     found = "SELECT event_time, src_addr, dst_addr, ip_version::INTEGER, rtt FROM ours"
     with duckdb.connect() as connection:
         connection.register("ours", ours)
@@ -159,16 +162,17 @@ def test_bytes_do_not_depend_on_the_order_of_files_or_where_runs_are_spilled(
 
 @pytest.mark.parametrize("run_rows", [37, 1_000])
 def test_bytes_do_not_depend_on_the_size_of_runs(
-    source: Path, built: tuple[Path, RunManifest], tmp_path: Path, run_rows: int, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    built: tuple[Path, RunManifest],
+    tmp_path: Path,
+    run_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from tasks.probes import scatter
 
-    monkeypatch.setattr(scatter, "read_runs", lambda pieces, _: READ_RUNS(pieces, run_rows))
+    monkeypatch.setattr(scatter, "read_runs", lambda pieces, _: read_runs(pieces, run_rows))
     build_serially(config_of(source, tmp_path))
     assert published_digests(tmp_path / "latest") == published_digests(built[0].resolve())
-
-
-READ_RUNS = __import__("tasks.probes.reading", fromlist=["read_runs"]).read_runs
 
 
 def test_seed_and_ratio_change_the_split_and_the_split_only(source: Path, tmp_path: Path) -> None:
@@ -217,12 +221,16 @@ def test_a_large_probe_is_split_evenly(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "big.parquet")
     limit = 100_000
-    manifest, _ = build_serially(config_of(tmp_path / "big.parquet", tmp_path / "out", max_record_bytes=limit))
+    manifest, _ = build_serially(
+        config_of(tmp_path / "big.parquet", tmp_path / "out", max_record_bytes=limit)
+    )
     rows = records(tmp_path / "out" / "latest")
     sizes = [len(record["blob"]) for record in rows]
     assert max(sizes) <= limit and min(sizes) > 0.98 * max(sizes)
     assert len(rows) == -(-sum(sizes) // limit)
-    assert [(record["part"], record["n_parts"]) for record in rows] == [(i, len(rows)) for i in range(len(rows))]
+    assert [(record["part"], record["n_parts"]) for record in rows] == [
+        (i, len(rows)) for i in range(len(rows))
+    ]
     times = [m["event_time"] for record in rows for m in record["measurements"]]
     assert times == sorted(times) and len(times) == count
     assert manifest.statistics["probes"] == 1
@@ -236,7 +244,9 @@ def test_deduplicate_keeps_one_of_equal_measurements(tmp_path: Path) -> None:
     ratio = {"train_ratio": 1.0}
     manifest, _ = build_serially(config_of(str(tmp_path / "*.parquet"), tmp_path / "all", **ratio))
     assert manifest.ledger.rows_used == 12
-    manifest, _ = build_serially(config_of(str(tmp_path / "*.parquet"), tmp_path / "one", deduplicate=True, **ratio))
+    manifest, _ = build_serially(
+        config_of(str(tmp_path / "*.parquet"), tmp_path / "one", deduplicate=True, **ratio)
+    )
     assert (manifest.ledger.rows_used, manifest.ledger.duplicates) == (4, 8)
     kept = {record["src_addr"]: record["measurements"] for record in records(tmp_path / "one" / "latest")}
     assert [(m["dst_addr"], m["rtt"]) for m in kept["192.0.2.1"]] == [
