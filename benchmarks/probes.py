@@ -173,8 +173,8 @@ def _known_worker(share: tuple[Path, list[int], Path]) -> int:
     writer = ArrayRecordWriter(str(target), "group_size:1")
     probes = 0
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(64, row_groups=groups):
-            for row in batch.to_pylist():
+        for group in groups:
+            for row in file.read_row_group(group).to_pylist():
                 probes += 1
                 for part in _known_parts(row["m"]):
                     writer.write(_known_record(src_id(row["src_addr"]), part))

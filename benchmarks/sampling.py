@@ -81,8 +81,8 @@ def _words(rng: np.random.Generator) -> bytes:
     letters = np.frombuffer(b"eeeeettttaaaooiinnsshrdlucmfwypgbvk", np.uint8)
     vocabulary = [rng.choice(letters, size).tobytes() for size in rng.integers(2, 11, VOCABULARY)]
     frequency = 1 / np.arange(10, VOCABULARY + 10)
-    picked = rng.choice(VOCABULARY, POOL_WORDS, p=frequency / frequency.sum())
-    return b" ".join([vocabulary[word] for word in picked.tolist()])
+    words = rng.choice(VOCABULARY, POOL_WORDS, p=frequency / frequency.sum())
+    return b" ".join([vocabulary[word] for word in words.tolist()])
 
 
 def _make_file(path: Path, pool: bytes, rng: np.random.Generator) -> int:
@@ -386,7 +386,7 @@ def report_share(arena: Arena, percent: int) -> None:
     report(f"{percent}%: the same rows in the same order", str(same), "True", same)
     faster = ratio(times, "authors", "ours")
     report(f"{percent}%: authors / ours", f"{faster:.2f}x", f">= {MIN_SPEEDUP:.0f}x", faster >= MIN_SPEEDUP)
-    report(f"{percent}%: tuned / ours", f"{ratio(times, 'picked', 'ours'):.2f}x")
+    report(f"{percent}%: tuned / ours", f"{ratio(times, 'tuned', 'ours'):.2f}x")
 
 
 def report_floor(arena: Arena, percent: int) -> None:

@@ -118,7 +118,7 @@ class BuildProbeRowsConfig(Config):
         le=1_000_000,
         title="Partitions",
         description="Portions the measurements are gathered in, one after the other; more need less memory. By "
-        "default as many as keep one at about a million measurements. Never changes a record.",
+        "default as many as keep one at about half a million measurements. Never changes a record.",
     )
     spill_dir: str | None = execution_only(
         None,

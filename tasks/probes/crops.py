@@ -82,7 +82,7 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
 
     inputs, segmentation, positions = (np.zeros(num_crops * crop_size, np.int32) for _ in range(3))
     count = np.arange(crop_size, dtype=np.int32)
-    # Slices of a few hundred tokens: an index for each token takes 4 times as long.
+    # Slices of a few hundred tokens: an index for each token takes 3 times as long.
     for source, begin, size, segment in zip(
         contexts.offsets[items].tolist(), begins.tolist(), sizes.tolist(), segments.tolist(), strict=True
     ):

@@ -21,7 +21,7 @@ from schemas.probes import TRAIN
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.probes.arrayrecord_writer import ShardWriter
 from tasks.probes.plan import Probes, ShardPlan, SplitRule, cut_portions, merge_probes
-from tasks.probes.records import Block, block_of, cut_evenly, encode_measurements, encode_record
+from tasks.probes.records import Block, block_of, cut_evenly, encode_record, measurement_pieces
 from tasks.probes.report import ShardCounts
 from tasks.probes.sorting import stable_order, time_order
 from tasks.probes.spill import PROBES_SCHEMA, RunRef, SpilledRun, open_run
@@ -175,6 +175,8 @@ def collect(
         codes.append(code + held)
         held += len(dictionary)
     owner, time = np.concatenate(owners), np.concatenate(times)
+    # A busy probe is one portion, however many rows it has: nothing is held twice for longer than needed.
+    del owners, times
     order = stable_order(owner, len(probes.hashes))
     owner, time = owner[order], time[order]
     late = time_order(owner, time)
@@ -239,7 +241,7 @@ def _encode(
     for address, (start, stop) in zip(addresses, pairwise(edges), strict=True):
         cuts = cut_evenly(block, start, stop, max_bytes)
         for part, (low, high) in enumerate(pairwise(cuts)):
-            measurements = encode_measurements(block, low, high)
-            counts.add_record(len(measurements))
+            measurements = measurement_pieces(block, low, high)
+            counts.add_record(sum(map(len, measurements)))
             first, last = int(block.times[low]), int(block.times[high - 1])
             yield encode_record(address, measurements, high - low, first, last, part, len(cuts) - 1)

@@ -42,7 +42,7 @@ def find_shards(path: Paths, split: str) -> tuple[str, ...]:
 def _files(path: str, split: str) -> list[Path]:
     if not path or "\0" in path:
         raise ConfigError(f"{path!r} is no path", where="path")
-    here = Path(path).expanduser().absolute()
+    here = Path(path).absolute()
     if here.is_dir():
         return _in_folder(here, split)
     if here.is_file():

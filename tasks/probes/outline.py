@@ -19,7 +19,7 @@ from tasks.probes.plan import ShardPlan, SplitRule, cut_shards, merge_probes, sh
 from tasks.probes.scatter import ScatterWork
 from tasks.probes.spill import RunRef, read_probes
 
-_PORTION_ROWS = 1 << 20
+_PORTION_ROWS = 1 << 19
 _MAX_GATHER_TASKS = 96
 
 

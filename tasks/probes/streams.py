@@ -31,17 +31,22 @@ def read_batches(
         InputError: `bad_record`: a stream is damaged, has not exactly one batch, or has other columns.
     """
     head = schema.serialize().to_pybytes()
-    if len(streams) > 1 and all(_is_plain(stream, head) for stream in streams):
-        body = slice(len(head), -len(_END))
-        joined = b"".join([head, *[stream[body] for stream in streams], _END])
-        try:
-            batches = list(pa.ipc.open_stream(joined))
-        except (pa.ArrowException, OSError):
-            batches = []
-        if len(batches) == len(streams):
-            return batches
-        # One of them is bad: which one, the loop below says.
-    return [_read_one(stream, schema, where, place) for place, stream in enumerate(streams)]
+    plain = [place for place, stream in enumerate(streams) if _is_plain(stream, head)]
+    batches = dict(zip(plain, _read_joined([streams[place] for place in plain], head), strict=False))
+    for place, stream in enumerate(streams):
+        if place not in batches:
+            batches[place] = _read_one(stream, schema, where, place)
+    return [batches[place] for place in range(len(streams))]
+
+
+def _read_joined(streams: Sequence[bytes], head: bytes) -> list[pa.RecordBatch]:
+    """All batches; none if a stream is bad: which one is told by reading them one by one."""
+    body = slice(len(head), -len(_END))
+    try:
+        batches = list(pa.ipc.open_stream(b"".join([head, *[stream[body] for stream in streams], _END])))
+    except (pa.ArrowException, OSError):
+        return []
+    return batches if len(batches) == len(streams) else []
 
 
 def _is_plain(stream: bytes, head: bytes) -> bool:

@@ -237,6 +237,7 @@ class TestBadFiles:
             "two batches": sink.getvalue().to_pybytes(),
             "no rows": stream(pa.RecordBatch.from_pylist([], schema=record_schema())),
             "nulls": stream(with_nulls),
+            "no source": changed(src_addr=None),
             "measurements cut": changed(measurements=row["measurements"][:-200]),
             "wrong count": changed(n_measurements=2),
         }[kind]
@@ -253,6 +254,7 @@ class TestBadFiles:
             "two batches",
             "no rows",
             "nulls",
+            "no source",
             "measurements cut",
             "wrong count",
         ],
@@ -365,6 +367,11 @@ class TestDataset:
         fresh.set_state(states[7])
         for batch, expected in zip(fresh, batches[7:], strict=True):
             assert_equal(batch, expected)
+
+    def test_grains_own_check_of_checkpoints(self, folder: Path) -> None:
+        import grain
+
+        grain.experimental.assert_equal_output_after_checkpoint(build(folder, batch_size=64))
 
     def test_runs_for_ever_and_resumes_far_out(self, folder: Path) -> None:
         iterator = iter(build(folder, num_epochs=None))

@@ -22,8 +22,8 @@ from tasks.probes.records import (
     Block,
     block_of,
     cut_evenly,
-    encode_measurements,
     encode_record,
+    measurement_pieces,
     measurements_bytes,
 )
 from tasks.probes.scatter import refuse_collisions
@@ -43,6 +43,10 @@ def a_block(rng: np.random.Generator, rows: int) -> Block:
     )
 
 
+def encode_measurements(block: Block, start: int, stop: int) -> bytes:
+    return b"".join(measurement_pieces(block, start, stop))
+
+
 def written_by_arrow(batch: pa.RecordBatch) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -53,7 +57,7 @@ def written_by_arrow(batch: pa.RecordBatch) -> bytes:
 def fresh(block: Block, start: int, stop: int) -> pa.RecordBatch:
     """The rows as arrays of their own, made from Python values."""
     ends = block.dst_offsets.tolist()
-    data = block.dst_data.to_pybytes()
+    data = bytes(block.dst_data)
     dst = [
         data[low:high].decode()
         for low, high in zip(ends[start:stop], ends[start + 1 : stop + 1], strict=True)
@@ -77,7 +81,7 @@ def test_a_record_is_what_arrow_writes_from_fresh_arrays(rows: int) -> None:
     assert blob == written_by_arrow(fresh(block, 4, 4 + rows))
     assert len(blob) == measurements_bytes(rows, int(block.dst_offsets[4 + rows] - block.dst_offsets[4]))
     first, last = int(block.times[4]), int(block.times[3 + rows])
-    data = encode_record("192.0.2.1", blob, rows, first, last, 0, 1)
+    data = encode_record("192.0.2.1", [blob], rows, first, last, 0, 1)
     values = [941121303211370278, blob, rows, (last - first) / 1e6, first, last, "192.0.2.1", 0, 1]
     outer = pa.record_batch(
         [pa.array([value], field.type) for value, field in zip(values, record_schema(), strict=True)],
@@ -295,7 +299,7 @@ def test_a_run_that_lost_or_gained_measurements_is_not_valid(tmp_path: Path) -> 
     rows = len(changed)
     blob = encode_measurements(block, 0, rows)
     first, last = int(record.times[0]), int(record.times[-1])
-    forged = encode_record(record.src_addr, blob, rows, first, last, 0, 1)
+    forged = encode_record(record.src_addr, [blob], rows, first, last, 0, 1)
     path.unlink()
     with ShardWriter(path, "group_size:1") as writer:
         for data in [forged, *kept[1:]]:
