@@ -69,6 +69,11 @@ class Summary:
                 f"  {bucket['bucket']}: {bucket['bytes_per_token']} bytes per token on "
                 f"{bucket['held_out_rows']:,} held-out rows, trained on {bucket['trained_rows']:,}"
             )
+        for split, counts in self.manifest.statistics.get("probe_splits", {}).items():
+            out.append(
+                f"  {split:<10} {counts['measurements']:,} measurements of {counts['probes']:,} probes in "
+                f"{counts['records']:,} records, {counts['failed_share']:.1%} failed, {counts['ipv6_share']:.1%} IPv6"
+            )
         out.append(f"  run        {self.run_dir}")
         return out
 

@@ -11,12 +11,14 @@ from schemas.run import RunManifest
 from schemas.verdict import Fault, Verdict
 from tasks.corpus.tokenizer_validate import validate_tokenizer
 from tasks.corpus.validate import validate_sample
-from tasks.probes.validate import validate_probes
+from tasks.probes.validate import validate_probes, validate_records
 from tasks.sft.validate import validate_shards
 from tasks.sft.validate_run import validate_packed
 from tasks.store.layout import LATEST, MANIFEST, MARKER, RUNS
 from tasks.store.receipts import Verify
 from tasks.store.runs import published_faults, read_manifest
+
+_RECORDS = ".arrayrecord"
 
 # What a run of each flow must keep beyond manifest, files and ledger.
 _BY_FLOW: dict[str, Callable[[Path, RunManifest, bool], Verdict]] = {
@@ -41,7 +43,7 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
     if not path.exists():
         raise ConfigError("nothing is there", code="missing_path", where=str(path))
     if path.is_file():
-        return validate_shards([path], "file", str(path))
+        return _validate_files([path], "file", str(path))
     for run in (path, path / LATEST):
         if (run / MANIFEST).is_file() or _is_run_folder(run):
             return _validate_run(run.resolve(), full)
@@ -51,14 +53,19 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
             code="missing_path",
             where=str(path),
         )
-    shards = sorted(path.rglob("*.parquet"))
+    shards = sorted(path.rglob("*.parquet")) or sorted(path.rglob(f"*{_RECORDS}"))
     if not shards:
         raise ConfigError(
-            "the folder holds neither a run (manifest.json) nor Parquet shards",
+            "the folder holds neither a run (manifest.json) nor Parquet or ArrayRecord shards",
             code="missing_path",
             where=str(path),
         )
-    return validate_shards(shards, "folder", str(path))
+    return _validate_files(shards, "folder", str(path))
+
+
+def _validate_files(shards: list[Path], kind: str, where: str) -> Verdict:
+    check = validate_records if shards[0].suffix == _RECORDS else validate_shards
+    return check(shards, kind, where)
 
 
 def _is_run_folder(path: Path) -> bool:

@@ -76,6 +76,9 @@ def test_prefect_and_heavy_packages_stay_where_they_may_be(path: Path) -> None:
     [
         ("flows.cli", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
         ("tasks.sft.identity", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
+        ("tasks.corpus.identity", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
+        ("tasks.probes.identity", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
+        ("tasks.probes.loader", {"prefect", "grain", "torch"}),
         ("tasks.store.runs", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
         ("tasks.validation", {"prefect", "transformers"}),
         ("tasks.sft.tokenize", {"prefect", "transformers", "tokenizers"}),

@@ -159,7 +159,7 @@ def collect(
         ours = probes.hashes[ranks] == run.hashes[low:high]
         lengths = np.diff(run.starts[low : high + 1])
         first, last = int(run.starts[low]), int(run.starts[high])
-        rows = run.rows.slice(first, last - first)
+        rows = run.map_rows().slice(first, last - first)
         columns = [rows.column(0).view(pa.int64()), rows.column(1).indices, rows.column(2), rows.column(3)]
         time, code, version, rtt = (column.to_numpy() for column in columns)
         owner = np.repeat(ranks.astype(np.int32), lengths)

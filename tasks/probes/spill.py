@@ -81,15 +81,31 @@ class SpilledRun:
 
     Attributes:
         hashes: uint64[p]; `starts`: int64[p + 1], the rows of each probe.
-        addresses: string[p].
-        rows: batch of `ROWS_SCHEMA`.
+        addresses: string[p]; `dst_bytes`: int64[p].
+        path: the file of its rows.
     """
 
     hashes: NDArray[np.uint64]
     starts: NDArray[np.int64]
     addresses: pa.StringArray
     dst_bytes: NDArray[np.int64]
-    rows: pa.RecordBatch
+    path: Path
+
+    def map_rows(self) -> pa.RecordBatch:
+        """The rows, a batch of `ROWS_SCHEMA`, mapped anew: pages that were read stay resident as long as a map.
+
+        Raises:
+            IntegrityError: `bad_spill`: the file is damaged.
+        """
+        rows = _map(self.path, ROWS_SCHEMA)
+        if self.starts[-1] != rows.num_rows:
+            raise IntegrityError(
+                f"its probes have {self.starts[-1]} rows and there are {rows.num_rows}; remove the stage and run "
+                "again",
+                code="bad_spill",
+                where=str(self.path),
+            )
+        return rows
 
 
 def read_probes(root: Path, ref: RunRef) -> pa.RecordBatch:
@@ -102,24 +118,17 @@ def read_probes(root: Path, ref: RunRef) -> pa.RecordBatch:
 
 
 def open_run(root: Path, ref: RunRef) -> SpilledRun:
-    """Map a run; no row is read before it is used.
+    """Map the probes of a run.
 
     Raises:
         IntegrityError: `bad_spill`: a file is damaged.
     """
     probes = read_probes(root, ref)
-    rows = _map(ref.paths(root)[0], ROWS_SCHEMA)
     counts: NDArray[np.int64] = probes.column(2).to_numpy()
     starts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
-    if starts[-1] != rows.num_rows:
-        raise IntegrityError(
-            f"its probes have {starts[-1]} rows and there are {rows.num_rows}; remove the stage and run again",
-            code="bad_spill",
-            where=str(ref.paths(root)[0]),
-        )
     return SpilledRun(
-        probes.column(0).to_numpy(), starts, probes.column(1), probes.column(3).to_numpy(), rows
+        probes.column(0).to_numpy(), starts, probes.column(1), probes.column(3).to_numpy(), ref.paths(root)[0]
     )
 
 

@@ -18,6 +18,8 @@ _PACKAGES = (
     "transformers",
     "jinja2",
     "orjson",
+    "array-record",
+    "grain",
 )
 
 
