@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.common import deepseek_folder, in_turn, pack_sft_in_this_thread, report
+from benchmarks.common import deepseek_folder, in_turn, median, pack_sft_in_this_thread, report
 from benchmarks.tokenizing import TEMPLATES, chat_rows
 
 SHARDS, BINS_PER_SHARD, SIZE = 200, 2, 512
@@ -90,7 +89,7 @@ def main() -> None:
         shards = sum(record.path.endswith(".parquet") for record in manifest.outputs)
     finally:
         shutil.rmtree(folder)
-    cached, digests, usage, bare = (statistics.median(times[name]) for name in times)
+    cached, digests, usage, bare = (median(runs).wall for runs in times.values())
     report("published shards", f"{shards}", f">= {SHARDS}", shards >= SHARDS)
     report("receipts", f"{receipts}")
     report("heavy packages imported by a cached run", ", ".join(imported) or "none")

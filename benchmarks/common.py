@@ -8,29 +8,43 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
+class Took(NamedTuple):
+    """Seconds of one call: on the clock, and of this process on the processor."""
+
+    wall: float
+    cpu: float
+
+
+Times = dict[str, list[Took]]
+
+
+def took(work: Callable[[], object]) -> Took:
+    wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - start
+    return Took(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def in_turn(repeats: int, **contenders: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds of each contender, round by round, so that a slow moment of the machine meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+def in_turn(repeats: int, **contenders: Callable[[], object]) -> Times:
+    """What each contender took, round by round, so that a slow moment of the machine meets all of them."""
+    times: Times = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, work in contenders.items():
-            times[name].append(seconds(work))
+            times[name].append(took(work))
     return times
 
 
-def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> float:
+def median(runs: Sequence[Took]) -> Took:
+    """The median of each."""
+    return Took(*map(statistics.median, zip(*runs, strict=True)))
+
+
+def ratio(times: Times, numerator: str, denominator: str) -> Took:
     """Median over the rounds of the ratio within a round."""
     pairs = zip(times[numerator], times[denominator], strict=True)
-    return statistics.median(above / below for above, below in pairs)
+    return median([Took(above.wall / below.wall, above.cpu / below.cpu) for above, below in pairs])
 
 
 def report(name: str, figure: str, target: str = "-", met: bool | None = None) -> None:
