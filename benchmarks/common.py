@@ -47,6 +47,12 @@ def ratio(times: Times, numerator: str, denominator: str) -> Took:
     return median([Took(above.wall / below.wall, above.cpu / below.cpu) for above, below in pairs])
 
 
+def seconds_ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> float:
+    """As `ratio`, for contenders that ran in processes of their own and reported their seconds."""
+    pairs = zip(times[numerator], times[denominator], strict=True)
+    return statistics.median(above / below for above, below in pairs)
+
+
 def report(name: str, figure: str, target: str = "-", met: bool | None = None) -> None:
     """Print one result; `met` is `None` for a figure without a target."""
     verdict = "-" if met is None else "met" if met else "not met"

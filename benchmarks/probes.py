@@ -39,7 +39,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common import ratio, report
+from benchmarks.common import report, seconds_ratio
 
 WORKERS, ROUNDS = 2, 1
 GROUP_ROWS, FILES = 1_000_000, 4
@@ -346,7 +346,7 @@ def report_set(arena: Arena, rows: int, full_rows: int) -> None:
         )
     least = MIN_SPEEDUP[full_rows]
     for name in ("ours", "spread"):
-        faster, speed = ratio(times, "known", name), ratio(times, "sort", name)
+        faster, speed = seconds_ratio(times, "known", name), seconds_ratio(times, "sort", name)
         report(f"{rows:,}: known / {name}", f"{faster:.1f}x", f">= {least:.0f}x", faster >= least)
         report(
             f"{rows:,}: speed of {name} / sort and write",

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks.common import peak_megabytes, ratio, report
+from benchmarks.common import peak_megabytes, report, seconds_ratio
 
 SEED, DATASET = 42, "web"
 BUCKETS, FILES, GROUPS, GROUP_ROWS = ("3", "4"), 8, 4, 10_000
@@ -384,13 +384,13 @@ def report_share(arena: Arena, percent: int) -> None:
         report(f"{percent}%: {name}", f"{median:.2f} s", f"{arena.megabytes(percent, name):.0f} MB")
     same = len({arena.digests[percent, name] for name in times}) == 1
     report(f"{percent}%: the same rows in the same order", str(same), "True", same)
-    faster = ratio(times, "authors", "ours")
+    faster = seconds_ratio(times, "authors", "ours")
     report(f"{percent}%: authors / ours", f"{faster:.2f}x", f">= {MIN_SPEEDUP:.0f}x", faster >= MIN_SPEEDUP)
-    report(f"{percent}%: tuned / ours", f"{ratio(times, 'tuned', 'ours'):.2f}x")
+    report(f"{percent}%: tuned / ours", f"{seconds_ratio(times, 'tuned', 'ours'):.2f}x")
 
 
 def report_floor(arena: Arena, percent: int) -> None:
-    over = ratio(arena.seconds(percent), "ours", "floor")
+    over = seconds_ratio(arena.seconds(percent), "ours", "floor")
     name = f"{percent}%: ours / decode and write"
     report(name, f"{over:.2f}x", f"<= {MAX_OVER_FLOOR}x", over <= MAX_OVER_FLOOR)
     report(f"{name}, stretch", f"{over:.2f}x", f"<= {STRETCH_OVER_FLOOR}x", over <= STRETCH_OVER_FLOOR)
