@@ -14,7 +14,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-BENCHMARKS = ("packing", "corpus_selection", "writing", "tokenizing", "memory", "cached")
+BENCHMARKS = (
+    "packing",
+    "corpus_selection",
+    "sampling",
+    "writing",
+    "tokenizing",
+    "memory",
+    "cached",
+    "probes",
+    "probe_loader",
+)
 
 
 def run(name: str) -> tuple[list[str], int]:
