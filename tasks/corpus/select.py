@@ -1,19 +1,19 @@
 """The selection of one bucket: its cutoff, and how many rows each row group gives.
 
-Nothing is read but eligibility bits; ids are hashed in batches, in other processes when there are many, because
-the vectorised MD5 holds the GIL often enough that two threads are slower than one.
+Nothing is read but eligibility bits. Ids are hashed once, row group by row group, in other processes when there are
+many, because the vectorised MD5 holds the GIL often enough that two threads are slower than one.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import SourceFile
 from tasks.corpus.selection import (
+    DEFAULT_BATCH_IDS,
     Band,
     BandCount,
     Cutoff,
@@ -28,7 +29,6 @@ from tasks.corpus.selection import (
     find_cutoff,
     keep_rows,
     scan,
-    split_batches,
 )
 from tasks.store.arrays import read_array, write_array
 from tasks.store.layout import stage_folder
@@ -100,8 +100,7 @@ def select_bucket(work: SelectWork) -> Receipt:
         StorageError: the counts cannot be written.
     """
     root = Path(work.output_dir)
-    cutoff = _find(work)
-    selected = _count(work, cutoff)
+    cutoff, selected = _select(work)
     record = write_array(stage_folder(root, work.stage) / SELECTED, selected, root)
     used = int(selected.sum())
     return Receipt(
@@ -114,47 +113,109 @@ def select_bucket(work: SelectWork) -> Receipt:
     )
 
 
-def _find(work: SelectWork) -> Cutoff:
-    batches = split_batches([file.rows for file in work.files])
-    eligible = Eligibility(dict(enumerate(work.bitmaps))) or None
-    paths = [file.name for file in work.files]
-    workers = min(work.workers, len(batches), os.cpu_count() or 1)
-    if workers < 2 or work.eligible < _POOL_IDS:
-        return find_cutoff(work.count, work.eligible, partial(_scan_here, batches, work, paths, eligible))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+@dataclass(frozen=True)
+class _GroupCounts:
+    """What a scan knows about some row groups.
 
-        def scan_in_pool(edges: Band) -> Iterator[BandCount]:
-            job = partial(
-                scan, seed=work.seed, bucket=work.bucket, paths=paths, edges=edges, eligible=eligible
-            )
-            return pool.map(job, batches)
+    Attributes:
+        below: int64[groups], rows under the band.
+        inside: the rows in it.
+    """
 
-        return find_cutoff(work.count, work.eligible, scan_in_pool)
+    below: NDArray[np.int64]
+    inside: BandCount
 
 
-def _scan_here(
-    batches: Sequence[list[IdRange]],
-    work: SelectWork,
-    paths: Sequence[str],
-    eligible: Eligibility | None,
-    edges: Band,
-) -> Iterable[BandCount]:
-    return (scan(batch, work.seed, work.bucket, paths, edges, eligible) for batch in batches)
+def _select(work: SelectWork) -> tuple[Cutoff, NDArray[np.int64]]:
+    """The cutoff, and the rows at or below it in every row group, from the same hashes."""
+    groups = _row_groups(work.files)
+    scanned: list[_GroupCounts] = []
+
+    def scan_all(edges: Band) -> list[BandCount]:
+        scanned[:] = _scan(work, groups, edges)
+        return [counts.inside for counts in scanned]
+
+    cutoff = find_cutoff(work.count, work.eligible, scan_all)
+    if not scanned:
+        # None or all of them: no row was hashed, and none needs to be.
+        return cutoff, _count(work, groups, cutoff)
+    below = np.concatenate([counts.below for counts in scanned])
+    return cutoff, below + _count_inside(groups, BandCount.total(c.inside for c in scanned), cutoff)
 
 
-def _count(work: SelectWork, cutoff: Cutoff) -> NDArray[np.int64]:
-    """Selected rows of every row group, file by file."""
-    eligible = Eligibility(dict(enumerate(work.bitmaps)))
-    counts = []
-    for index, file in enumerate(work.files):
+def _row_groups(files: Sequence[SourceFile]) -> list[IdRange]:
+    """The rows of every row group, file by file."""
+    ranges = []
+    for index, file in enumerate(files):
         start = 0
         for group in file.groups:
-            kept = kept_rows(
-                work.seed, work.bucket, file.name, IdRange(index, start, start + group.rows), cutoff, eligible
-            )
-            counts.append(int(np.count_nonzero(kept)))
+            ranges.append(IdRange(index, start, start + group.rows))
             start += group.rows
-    return np.array(counts, dtype=np.int64)
+    return ranges
+
+
+def _scan(work: SelectWork, groups: Sequence[IdRange], edges: Band) -> list[_GroupCounts]:
+    job = partial(
+        _scan_groups,
+        seed=work.seed,
+        bucket=work.bucket,
+        paths=[file.name for file in work.files],
+        edges=edges,
+        eligible=Eligibility(dict(enumerate(work.bitmaps))) or None,
+    )
+    batches = list(_batches(groups))
+    workers = min(work.workers, len(batches), os.cpu_count() or 1)
+    if workers < 2 or work.eligible < _POOL_IDS:
+        return [job(batch) for batch in batches]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(job, batches))
+
+
+def _scan_groups(
+    groups: Sequence[IdRange],
+    seed: int,
+    bucket: str,
+    paths: Sequence[str],
+    edges: Band,
+    eligible: Eligibility | None,
+) -> _GroupCounts:
+    counts = [scan([ids], seed, bucket, paths, edges, eligible) for ids in groups]
+    return _GroupCounts(np.array([count.below for count in counts], np.int64), BandCount.total(counts))
+
+
+def _batches(groups: Sequence[IdRange]) -> Iterator[Sequence[IdRange]]:
+    """Consecutive row groups of about 32 M ids."""
+    first = ids = 0
+    for end, group in enumerate(groups, start=1):
+        ids += group.stop - group.start
+        if ids >= DEFAULT_BATCH_IDS or end == len(groups):
+            yield groups[first:end]
+            first, ids = end, 0
+
+
+def _count_inside(groups: Sequence[IdRange], inside: BandCount, cutoff: Cutoff) -> NDArray[np.int64]:
+    """Rows of the band that lie at or below the cutoff, by row group."""
+    ties = (inside.files < cutoff.file) | ((inside.files == cutoff.file) & (inside.rows <= cutoff.row))
+    limit = np.uint64(cutoff.hash)
+    chosen = (inside.hashes < limit) | ((inside.hashes == limit) & ties)
+    # Row groups lie end to end, in file order, so a row is in the last one that starts at or before it.
+    starts = _places(np.array([g.file for g in groups]), np.array([g.start for g in groups]))
+    rows = _places(inside.files[chosen], inside.rows[chosen])
+    return np.bincount(np.searchsorted(starts, rows, side="right") - 1, minlength=len(groups))
+
+
+def _places(files: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for a file and a row, in (file, row) order, for up to 10**12 rows a file."""
+    return (files.astype(np.int64) << 40) + rows
+
+
+def _count(work: SelectWork, groups: Sequence[IdRange], cutoff: Cutoff) -> NDArray[np.int64]:
+    """Selected rows of every row group."""
+    eligible = Eligibility(dict(enumerate(work.bitmaps)))
+    kept = (
+        kept_rows(work.seed, work.bucket, work.files[ids.file].name, ids, cutoff, eligible) for ids in groups
+    )
+    return np.array([np.count_nonzero(rows) for rows in kept], dtype=np.int64)
 
 
 def kept_rows(
