@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
+TORCH ?= torch==2.13.0
 
 .PHONY: setup demo test check lint types bench lock clean
 
@@ -11,6 +13,7 @@ setup: $(READY)
 $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $(READY)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ def shifted(batch: dict[str, Any]) -> tuple[Any, Any]:
     return batch["targets"][:, 1:], (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch: pip install 'gristmill[torch]'")
 @pytest.mark.parametrize("pack", [True, False])
 def test_a_tiny_model_learns(folder: Path, pack: bool) -> None:
     import torch
