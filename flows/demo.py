@@ -1,4 +1,4 @@
-"""The demonstration: sample a corpus, train a tokenizer on the sample, pack chats with it, validate all."""
+"""The demonstration: sample a corpus, train a tokenizer, pack chats with it, make probe rows, validate all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.registry import PACK_SFT, SAMPLE_CORPUS, TRAIN_TOKENIZER, FlowEntry, run_or_find
+from flows.registry import (
+    BUILD_PROBE_ROWS,
+    PACK_SFT,
+    SAMPLE_CORPUS,
+    TRAIN_TOKENIZER,
+    FlowEntry,
+    run_or_find,
+)
 from flows.summary import Summary
 from tasks.store.receipts import Verify
 
@@ -18,16 +25,19 @@ def run_demo(output_dir: Path, as_json: bool) -> int:
     """Make the demo's inputs, run the flows on them, validate the results, print what is where."""
     from tasks.demo.corpus import write_corpus
     from tasks.demo.docstrings import write_chats
+    from tasks.demo.measurements import write_measurements
     from tasks.validation import validate_path
 
     started = time.monotonic()
     inputs = output_dir / "inputs"
     rows = write_corpus(inputs / "corpus")
     write_chats(inputs / "docstrings.jsonl")
+    write_measurements(inputs / "measurements")
     summaries = [
         _run(SAMPLE_CORPUS, _sample_config(output_dir, inputs, rows)),
         _run(TRAIN_TOKENIZER, _tokenizer_config(output_dir)),
         _run(PACK_SFT, _pack_config(output_dir, inputs)),
+        _run(BUILD_PROBE_ROWS, _probe_config(output_dir, inputs)),
     ]
     for summary in summaries:
         validate_path(Path(summary.run_dir)).raise_if_bad()
@@ -78,6 +88,10 @@ def _pack_config(output_dir: Path, inputs: Path) -> dict[str, Any]:
     }
 
 
+def _probe_config(output_dir: Path, inputs: Path) -> dict[str, Any]:
+    return {"output_dir": str(output_dir / "probes"), "input": str(inputs / "measurements")}
+
+
 def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -94,6 +108,7 @@ def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> 
     for summary in summaries:
         print(f"run      {summary.run_dir}")
     print(f"trainer  {output_dir / 'sft' / 'latest' / 'splits' / 'train'}")
+    print(f"loader   {output_dir / 'probes' / 'latest'}")
     print(f"look     gristmill validate {output_dir / 'sft'}")
 
 
@@ -101,6 +116,8 @@ def _made(statistics: dict[str, Any]) -> str:
     if "splits" in statistics:
         train = next(iter(statistics["splits"]["train"].values()))
         return f"{statistics['bins']:,} bins, train {train['packing_efficiency']:.1f}% full"
+    if "probe_splits" in statistics:
+        return f"{statistics['records']:,} records of {statistics['probes']:,} probes"
     if "buckets" in statistics:
         return f"{statistics['shards']:,} shards, {statistics['text_bytes'] / 1e6:.1f} MB of text"
     ratios = [
