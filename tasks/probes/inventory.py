@@ -32,6 +32,7 @@ class Piece:
         digest: SHA-256 of the whole file.
         first_group, end_group: row groups to read.
         first_row: the row of the file at which they start; `rows`: how many they hold.
+        seen: what the file looked like when it was hashed.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Piece:
     end_group: int
     first_row: int
     rows: int
+    seen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class SourceFile:
     name: str
     digest: str
     group_rows: tuple[int, ...]
+    seen: tuple[int, ...] = ()
 
 
 def take_inventory(identity: Identity) -> tuple[SourceFile, ...]:
@@ -74,7 +77,7 @@ def take_inventory(identity: Identity) -> tuple[SourceFile, ...]:
             where="input",
         )
     files = tuple(
-        SourceFile(str(file.path), file.name, digest, found)
+        SourceFile(str(file.path), file.name, digest, found, tuple(identity.seen[str(file.path)]))
         for file, digest, found in zip(identity.files, identity.digests, looked, strict=True)
         if not isinstance(found, str)
     )
@@ -155,12 +158,15 @@ def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
 def _cut_file(file: SourceFile, part_rows: int) -> list[Piece]:
     pieces: list[Piece] = []
     first_row = first_group = rows = 0
+
+    def close(end: int) -> None:
+        pieces.append(Piece(file.path, file.name, file.digest, first_group, end, first_row, rows, file.seen))
+
     for group, group_rows in enumerate(file.group_rows):
         if rows and rows + group_rows > part_rows:
-            pieces.append(Piece(file.path, file.name, file.digest, first_group, group, first_row, rows))
+            close(group)
             first_row, first_group, rows = first_row + rows, group, 0
         rows += group_rows
     if rows:
-        end = len(file.group_rows)
-        pieces.append(Piece(file.path, file.name, file.digest, first_group, end, first_row, rows))
+        close(len(file.group_rows))
     return pieces

@@ -9,12 +9,16 @@ from tasks.probes.gather import GatherWork, gather_shards
 from tasks.probes.publish import PublishWork, publish_probes
 from tasks.probes.scatter import ScatterWork, scatter_rows
 from tasks.probes.validate import ValidateWork, check_written
+from tasks.store.fingerprint import check_unchanged
 
 
 @task(name="scatter")
 def scatter(work: ScatterWork) -> Receipt:
     """Sorted runs of some row groups."""
-    return scatter_rows(work)
+    receipt = scatter_rows(work)
+    # The receipt is kept under a key made of the inputs' digests, so it must be of just those bytes.
+    check_unchanged({piece.path: list(piece.seen) for piece in work.pieces})
+    return receipt
 
 
 @task(name="gather")

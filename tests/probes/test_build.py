@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_sch
 from schemas.run import RunManifest
 from tasks.probes import arrayrecord_writer
 from tasks.probes.identity import identify
+from tasks.probes.inventory import take_inventory
 from tasks.probes.reading import read_runs
 from tasks.probes.validate import validate_probes, validate_records
 
@@ -366,3 +368,28 @@ def test_an_input_that_changes_under_the_run_is_not_published(tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         mill(config, identity, serial.each, serial.once)
     assert caught.value.code == "input_changed"
+
+
+def test_an_input_that_changes_under_the_run_leaves_no_receipt_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "a.parquet", [row(rtt=float(i)) for i in range(20)])
+    original, stat = path.read_bytes(), path.stat()
+    config = config_of(path, tmp_path / "out", train_ratio=1.0)
+
+    def changed_first(identity: Any) -> Any:
+        found = take_inventory(identity)
+        write_rows(path, [row(rtt=float(100 + i)) for i in range(20)])
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.build_probe_rows.take_inventory", changed_first)
+        with pytest.raises(InputError) as caught:
+            build_serially(config)
+    assert (caught.value.code, caught.value.where) == ("input_changed", str(path))
+    assert not list((tmp_path / "out" / "stages").glob("*/receipts/*.json"))
+    path.write_bytes(original)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    build_serially(config)
+    [record] = records(tmp_path / "out" / "latest")
+    assert [m["rtt"] for m in record["measurements"]] == [float(i) for i in range(20)]
