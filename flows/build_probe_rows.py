@@ -8,16 +8,19 @@ from typing import Any
 
 from prefect import flow
 
+from flows.ending import publish_with_report
 from schemas.probes import FLOW, PUBLISHED, BuildProbeRowsConfig
 from schemas.run import RunManifest
 from tasks.probes import steps
 from tasks.probes.arrayrecord_writer import array_record_module
 from tasks.probes.checks import check_rejects, check_train, run_ledger
+from tasks.probes.details import ProbeDetails
 from tasks.probes.identity import Identity, identify
 from tasks.probes.inventory import take_inventory
 from tasks.probes.outline import gather_works, scatter_works
-from tasks.probes.publish import PublishWork
+from tasks.probes.publish import WrittenRun, publication
 from tasks.probes.validate import ValidateWork
+from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -37,12 +40,15 @@ def build_probe_rows(
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
-    each = each_with_receipts(Path(config.output_dir), verify, force)
-    return mill(config, identity, each, run_once).model_dump(mode="json")
+    reuse = Reuse()
+    each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
+    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
 
 
-def mill(config: BuildProbeRowsConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
-    """The story of a run: inventory, scatter, gather, validate, publish."""
+def mill(
+    config: BuildProbeRowsConfig, identity: Identity, each: Each, once: Once, reuse: Reuse | None = None
+) -> RunManifest:
+    """The story of a run: inventory, scatter, gather, validate, report, publish."""
     array_record_module()
     root = Path(config.output_dir)
     claim(root, FLOW, PUBLISHED)
@@ -62,18 +68,15 @@ def mill(config: BuildProbeRowsConfig, identity: Identity, each: Each, once: Onc
             log.info("%s: %d measurements of %d probes in a shard", shard.split, shard.rows, shard.probes)
 
     once(steps.validate, ValidateWork(config.output_dir, tuple(gathered), ledger.rows_used))
-    manifest: RunManifest = once(
-        steps.publish,
-        PublishWork(
-            output_dir=config.output_dir,
-            run_hash=identity.run_hash,
-            scattered=tuple(scattered),
-            gathered=tuple(gathered),
-            ledger=ledger,
-            config=config.model_dump_json(indent=2),
-            inputs=tuple(identity.records()),
-            seen=identity.seen,
-        ),
+    run = WrittenRun(
+        config=config,
+        run_hash=identity.run_hash,
+        scattered=tuple(scattered),
+        gathered=tuple(gathered),
+        ledger=ledger,
+        inputs=tuple(identity.records()),
+        seen=identity.seen,
     )
+    manifest = publish_with_report(publication(run), ProbeDetails(run), config.alarms, reuse, once)
     log.info("published run %s: %d measurements", manifest.run_hash, manifest.ledger.rows_used)
     return manifest

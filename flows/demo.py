@@ -107,6 +107,8 @@ def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> 
     Console().print(table)
     for summary in summaries:
         print(f"run      {summary.run_dir}")
+    for summary in summaries:
+        print(f"report   {summary.report}")
     print(f"trainer  {output_dir / 'sft' / 'latest' / 'splits' / 'train'}")
     print(f"loader   {output_dir / 'probes' / 'latest'}")
     print(f"look     gristmill validate {output_dir / 'sft'}")

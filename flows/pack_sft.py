@@ -8,15 +8,18 @@ from typing import Any
 
 from prefect import flow
 
+from flows.ending import publish_with_report
 from schemas.run import Receipt, RowLedger, RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
+from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.sft import steps
 from tasks.sft.checks import check_rejects, check_splits, run_ledger
+from tasks.sft.details import PackDetails
 from tasks.sft.identity import Identity, identify
 from tasks.sft.lineage import reject_files, stage_lineage
 from tasks.sft.outline import packed_split, plan_works, tokenize_works, write_works
-from tasks.sft.publish import PackedSplit, PublishWork
+from tasks.sft.publish import PackedRun, PackedSplit, publication
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
@@ -33,12 +36,15 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
-    each = each_with_receipts(Path(config.output_dir), verify, force)
-    return mill(config, identity, each, run_once).model_dump(mode="json")
+    reuse = Reuse()
+    each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
+    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
 
 
-def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
-    """The story of a run: tokenize, plan, write, validate, publish."""
+def mill(
+    config: PackSftConfig, identity: Identity, each: Each, once: Once, reuse: Reuse | None = None
+) -> RunManifest:
+    """The story of a run: tokenize, plan, write, validate, report, publish."""
     root = Path(config.output_dir)
     claim(root, FLOW, PUBLISHED)
 
@@ -70,20 +76,17 @@ def mill(config: PackSftConfig, identity: Identity, each: Each, once: Once) -> R
     _log_packed(packed)
 
     once(steps.validate, steps.ValidateWork(config.output_dir, packed, config.workers))
-    manifest: RunManifest = once(
-        steps.publish,
-        PublishWork(
-            output_dir=config.output_dir,
-            run_hash=identity.run_hash,
-            packed=packed,
-            rejects=reject_files(spools, plans, planned),
-            ledger=ledger,
-            stages=stage_lineage(spools, plans, planned, written),
-            config=config.model_dump_json(indent=2),
-            inputs=tuple(identity.records()),
-            seen=identity.seen,
-        ),
+    run = PackedRun(
+        config=config,
+        run_hash=identity.run_hash,
+        packed=packed,
+        rejects=reject_files(spools, plans, planned),
+        ledger=ledger,
+        stages=stage_lineage(spools, plans, planned, written),
+        inputs=tuple(identity.records()),
+        seen=identity.seen,
     )
+    manifest = publish_with_report(publication(run), PackDetails(run), config.alarms, reuse, once)
     log.info("published run %s: %d rows used of %d", manifest.run_hash, ledger.rows_used, ledger.rows_in)
     return manifest
 

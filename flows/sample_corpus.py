@@ -8,14 +8,17 @@ from typing import Any
 
 from prefect import flow
 
+from flows.ending import publish_with_report
 from schemas.corpus import FLOW, PUBLISHED, SampleCorpusConfig
 from schemas.run import RunManifest
 from tasks.corpus import steps
+from tasks.corpus.details import SampleDetails
 from tasks.corpus.identity import Identity, identify
 from tasks.corpus.inventory import take_inventory
 from tasks.corpus.outline import plan_shards, screen_works, select_work, write_works
-from tasks.corpus.publish import PublishWork, SampledBucket
+from tasks.corpus.publish import SampledBucket, SampledRun, publication
 from tasks.corpus.validate import ValidateWork
+from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -35,12 +38,15 @@ def sample_corpus(
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
-    each = each_with_receipts(Path(config.output_dir), verify, force)
-    return mill(config, identity, each, run_once).model_dump(mode="json")
+    reuse = Reuse()
+    each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
+    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
 
 
-def mill(config: SampleCorpusConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
-    """The story of a run: inventory, screen, select, write, validate, publish."""
+def mill(
+    config: SampleCorpusConfig, identity: Identity, each: Each, once: Once, reuse: Reuse | None = None
+) -> RunManifest:
+    """The story of a run: inventory, screen, select, write, validate, report, publish."""
     claim(Path(config.output_dir), FLOW, PUBLISHED)
     _warn_about_counts(config)
     buckets = take_inventory(config, identity)
@@ -75,18 +81,8 @@ def mill(config: SampleCorpusConfig, identity: Identity, each: Each, once: Once)
         )
 
     once(steps.validate, ValidateWork(config.output_dir, sampled))
-    manifest: RunManifest = once(
-        steps.publish,
-        PublishWork(
-            output_dir=config.output_dir,
-            run_hash=identity.run_hash,
-            random_seed=config.random_seed,
-            buckets=sampled,
-            config=config.model_dump_json(indent=2),
-            inputs=tuple(identity.records()),
-            seen=identity.seen,
-        ),
-    )
+    run = SampledRun(config, identity.run_hash, sampled, tuple(identity.records()), identity.seen)
+    manifest = publish_with_report(publication(run), SampleDetails(run), config.alarms, reuse, once)
     log.info("published run %s: %d rows", manifest.run_hash, manifest.ledger.rows_used)
     return manifest
 

@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import GristmillError
 from schemas.run import RunManifest
+from tasks.store.layout import REPORT_PAGE
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Summary:
     cached: bool
     seconds: float
 
+    @property
+    def report(self) -> str | None:
+        """The page about the run; a run whose report failed, or one of an earlier version, has none."""
+        page = Path(self.run_dir, REPORT_PAGE)
+        return str(page) if page.is_file() else None
+
     def as_dict(self) -> dict[str, Any]:
         manifest, ledger = self.manifest, self.manifest.ledger
         # Whole numbers only: what is told by split or bucket stays in the manifest.
@@ -29,6 +37,7 @@ class Summary:
             "flow": manifest.flow,
             "run_hash": manifest.run_hash,
             "run_dir": self.run_dir,
+            "report": self.report,
             "cached": self.cached,
             "seconds": round(self.seconds, 3),
             "stats": {
@@ -75,6 +84,8 @@ class Summary:
                 f"{counts['records']:,} records, {counts['failed_share']:.1%} failed, {counts['ipv6_share']:.1%} IPv6"
             )
         out.append(f"  run        {self.run_dir}")
+        if self.report is not None:
+            out.append(f"  report     {self.report}")
         return out
 
 

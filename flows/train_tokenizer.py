@@ -8,12 +8,15 @@ from typing import Any
 
 from prefect import flow
 
+from flows.ending import publish_with_report
 from schemas.run import RunManifest
 from schemas.tokenizer import FLOW, PUBLISHED, TrainTokenizerConfig
 from tasks.corpus import steps
+from tasks.corpus.tokenizer_details import TokenizerDetails
 from tasks.corpus.tokenizer_identity import Identity, identify
-from tasks.corpus.tokenizer_publish import PublishTokenizerWork
+from tasks.corpus.tokenizer_publish import TrainedRun, publication
 from tasks.corpus.tokenizer_train import TrainWork
+from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -33,12 +36,15 @@ def train_tokenizer(
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
-    each = each_with_receipts(Path(config.output_dir), verify, force)
-    return mill(config, identity, each, run_once).model_dump(mode="json")
+    reuse = Reuse()
+    each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
+    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
 
 
-def mill(config: TrainTokenizerConfig, identity: Identity, each: Each, once: Once) -> RunManifest:
-    """The story of a run: train, publish."""
+def mill(
+    config: TrainTokenizerConfig, identity: Identity, each: Each, once: Once, reuse: Reuse | None = None
+) -> RunManifest:
+    """The story of a run: train, report, publish."""
     claim(Path(config.output_dir), FLOW, PUBLISHED)
     work = TrainWork(
         output_dir=str(Path(config.output_dir).absolute()),
@@ -56,16 +62,7 @@ def mill(config: TrainTokenizerConfig, identity: Identity, each: Each, once: Onc
             bucket["bytes_per_token"],
             bucket["held_out_rows"],
         )
-    manifest: RunManifest = once(
-        steps.publish_trained,
-        PublishTokenizerWork(
-            output_dir=config.output_dir,
-            run_hash=identity.run_hash,
-            trained=trained,
-            config=config.model_dump_json(indent=2),
-            inputs=tuple(identity.records()),
-            seen=identity.seen,
-        ),
-    )
+    run = TrainedRun(config, identity.run_hash, trained, tuple(identity.records()), identity.seen)
+    manifest = publish_with_report(publication(run), TokenizerDetails(run), config.alarms, reuse, once)
     log.info("published run %s: %d tokens", manifest.run_hash, manifest.statistics["vocabulary_size"])
     return manifest

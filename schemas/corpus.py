@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only
 
 FLOW = "sample-corpus"
@@ -169,6 +170,7 @@ class SampleCorpusConfig(Config):
         description="fail: an unreadable file stops the run before anything is written; skip: it is left out, "
         "counted and listed.",
     )
+    alarms: RejectAlarms | None = alarms_field()
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only
 
 FLOW = "build-probe-rows"
@@ -127,6 +128,7 @@ class BuildProbeRowsConfig(Config):
         description="Folder for the sorted runs between the two passes, about 20 bytes a measurement; by default "
         "inside the output folder.",
     )
+    alarms: RejectAlarms | None = alarms_field()
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
 from schemas.config import Config, by_content, execution_only
 from schemas.sft_fields import Dialect, FieldMapping
@@ -312,6 +313,7 @@ class PackSftConfig(Config):
         title="Reject limit",
         description="A data set that rejects a larger share of its rows fails the run.",
     )
+    alarms: PackAlarms | None = alarms_field()
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )

@@ -6,6 +6,7 @@ import os
 
 from pydantic import Field, model_validator
 
+from schemas.alarms import RowAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only
 
 FLOW = "train-tokenizer"
@@ -72,6 +73,7 @@ class TrainTokenizerConfig(Config):
         0.01, ge=0, lt=1, title="Held out", description="Share of rows kept from training, to measure on."
     )
     seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Decides which rows are held out.")
+    alarms: RowAlarms | None = alarms_field()
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from schemas.corpus import FLOW, PUBLISHED, REPORT, SAMPLING_INFO
+from schemas.corpus import FLOW, PUBLISHED, REPORT, SAMPLING_INFO, SampleCorpusConfig
 from schemas.errors import IntegrityError
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
 from tasks.corpus.outline import Selection
-from tasks.store.environment import environment, versions
-from tasks.store.fingerprint import check_unchanged
 from tasks.store.layout import stage_folder
-from tasks.store.publish import commit_run, fill_run, publishing
+from tasks.store.publish import Publication, json_document
 from tasks.store.rejects import RejectWriter
 
 SHARD_PREFIX = "train-"
@@ -64,55 +61,45 @@ class SampledBucket:
 
 
 @dataclass(frozen=True)
-class PublishWork:
-    """A written sample, ready to be seen; see `tasks.sft.publish.PublishWork`."""
+class SampledRun:
+    """A written sample; see `tasks.sft.publish.PackedRun`."""
 
-    output_dir: str
+    config: SampleCorpusConfig
     run_hash: str
-    random_seed: int
     buckets: tuple[SampledBucket, ...]
-    config: str
     inputs: tuple[InputRecord, ...]
     seen: dict[str, list[int]]
 
 
-def publish_sample(work: PublishWork) -> RunManifest:
-    """Count what is on disk, fill the run folder, write its manifest, move `latest`.
+def publication(run: SampledRun) -> Publication:
+    """The sample as it is to be published, counted from what is on disk.
 
     Raises:
-        InputError: an input changed since it was hashed; nothing is published.
         IntegrityError: a shard does not hold the rows its receipt says.
-        StorageError: a file cannot be linked or written.
+        StorageError: the list of skipped files cannot be written.
     """
-    check_unchanged(work.seen)
-    root = Path(work.output_dir)
-    names = shard_names(work.buckets)
+    root = Path(run.config.output_dir)
+    names = shard_names(run.buckets)
     on_disk = {name: _count_rows(root, record, rows) for name, (record, rows) in names.items()}
-    ledger = RowLedger.total(bucket.ledger() for bucket in work.buckets)
     links = {name: record for name, (record, _) in names.items()}
-    for bucket in work.buckets:
+    for bucket in run.buckets:
         links.update(_reject_links(bucket))
-    info = sampling_info(work, on_disk)
-    documents = {SAMPLING_INFO: _json(info), REPORT: _json(report(work.buckets))}
-    notes = {
-        "config.json": work.config.encode() + b"\n",
-        "inputs.json": _json([record.model_dump() for record in work.inputs]),
-    }
-    with publishing(root, work.run_hash):
-        skipped = _skipped_file(root, work)
-        outputs = fill_run(root, work.run_hash, {**links, **skipped}, {}, documents, notes)
-        manifest = RunManifest(
-            flow=FLOW,
-            run_hash=work.run_hash,
-            outputs=outputs,
-            ledger=ledger,
-            statistics=_statistics(work, info),
-            stages=_lineage(work.buckets),
-            versions=versions(),
-            environment=environment(),
-        )
-        commit_run(root, manifest, PUBLISHED)
-    return manifest
+    links.update(_skipped_file(root, run))
+    info = sampling_info(run, on_disk)
+    return Publication(
+        flow=FLOW,
+        published=PUBLISHED,
+        output_dir=run.config.output_dir,
+        run_hash=run.run_hash,
+        links=links,
+        documents={SAMPLING_INFO: json_document(info), REPORT: json_document(report(run.buckets))},
+        ledger=RowLedger.total(bucket.ledger() for bucket in run.buckets),
+        statistics=_statistics(run, info),
+        stages=_lineage(run.buckets),
+        config=run.config.model_dump_json(indent=2),
+        inputs=run.inputs,
+        seen=run.seen,
+    )
 
 
 def shard_names(buckets: Sequence[SampledBucket]) -> dict[str, tuple[FileRecord, int]]:
@@ -130,11 +117,11 @@ def _count_rows(root: Path, record: FileRecord, rows: int) -> int:
     return found
 
 
-def sampling_info(work: PublishWork, on_disk: dict[str, int]) -> dict[str, Any]:
+def sampling_info(run: SampledRun, on_disk: dict[str, int]) -> dict[str, Any]:
     """The summary other tools read, counted from the files: requested and sampled by source and bucket."""
     sources: dict[str, dict[str, Any]] = {}
     counts = iter(on_disk.values())
-    for bucket in work.buckets:
+    for bucket in run.buckets:
         inputs = bucket.selection.bucket.inputs
         source = sources.setdefault(
             inputs.key,
@@ -158,7 +145,7 @@ def sampling_info(work: PublishWork, on_disk: dict[str, int]) -> dict[str, Any]:
     return {
         "total_requested": sum(source["requested"] for source in sources.values()),
         "total_sampled": sum(source["sampled"] for source in sources.values()),
-        "random_seed": work.random_seed,
+        "random_seed": run.config.random_seed,
         "sources": sources,
     }
 
@@ -191,16 +178,16 @@ def report(buckets: Sequence[SampledBucket]) -> list[dict[str, Any]]:
     return entries
 
 
-def _statistics(work: PublishWork, info: dict[str, Any]) -> dict[str, Any]:
+def _statistics(run: SampledRun, info: dict[str, Any]) -> dict[str, Any]:
     return {
         "requested": info["total_requested"],
         "sampled": info["total_sampled"],
-        "shards": sum(len(bucket.files) for bucket in work.buckets),
+        "shards": sum(len(bucket.files) for bucket in run.buckets),
         "text_bytes": sum(
-            receipt.statistics["text_bytes"] for bucket in work.buckets for receipt in bucket.written
+            receipt.statistics["text_bytes"] for bucket in run.buckets for receipt in bucket.written
         ),
-        "skipped_files": sum(len(bucket.selection.bucket.skipped) for bucket in work.buckets),
-        "buckets": report(work.buckets),
+        "skipped_files": sum(len(bucket.selection.bucket.skipped) for bucket in run.buckets),
+        "buckets": report(run.buckets),
     }
 
 
@@ -210,11 +197,11 @@ def _reject_links(bucket: SampledBucket) -> dict[str, FileRecord]:
     return {f"rejects/{inputs.key}-{inputs.bucket}-{i:06d}.parquet": record for i, record in enumerate(found)}
 
 
-def _skipped_file(root: Path, work: PublishWork) -> dict[str, FileRecord]:
+def _skipped_file(root: Path, run: SampledRun) -> dict[str, FileRecord]:
     """The list of skipped files, as rejects without a row number."""
-    path = stage_folder(root, work.run_hash) / "skipped.parquet"
+    path = stage_folder(root, run.run_hash) / "skipped.parquet"
     with RejectWriter(path) as rejects:
-        for bucket in work.buckets:
+        for bucket in run.buckets:
             for file in bucket.selection.bucket.skipped:
                 rejects.add(f"{bucket.selection.bucket.label}/{file.name}", -1, file.reason, file.detail)
         records = rejects.finish(root)
@@ -229,7 +216,3 @@ def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
         for step, receipts in (("screen", bucket.screened), ("write", bucket.written)):
             stages.update({f"{step}/{label}/{i:06d}": receipt.stage for i, receipt in enumerate(receipts)})
     return stages
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from prefect import task
 
-from schemas.run import Receipt, RunManifest
-from tasks.corpus.publish import PublishWork, publish_sample
+from schemas.run import Receipt
 from tasks.corpus.screen import ScreenWork, screen_files
 from tasks.corpus.select import SelectWork, select_bucket
-from tasks.corpus.tokenizer_publish import PublishTokenizerWork, publish_tokenizer
 from tasks.corpus.tokenizer_train import TrainWork, train_tokenizer
 from tasks.corpus.validate import ValidateWork, check_written
 from tasks.corpus.write import WriteWork, write_sample
@@ -44,21 +42,9 @@ def validate(work: ValidateWork) -> int:
     return check_written(work)
 
 
-@task(name="publish", persist_result=False)
-def publish(work: PublishWork) -> RunManifest:
-    """The run folder, its manifest, and the pointer to it."""
-    return publish_sample(work)
-
-
 @task(name="train")
 def train(work: TrainWork) -> Receipt:
     """A tokenizer, and its bytes per token on held-out rows."""
     receipt = train_tokenizer(work)
     check_unchanged(work.seen)
     return receipt
-
-
-@task(name="publish-tokenizer", persist_result=False)
-def publish_trained(work: PublishTokenizerWork) -> RunManifest:
-    """The run folder, its manifest, and the pointers to it."""
-    return publish_tokenizer(work)

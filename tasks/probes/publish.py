@@ -2,72 +2,52 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from schemas.probes import FLOW, PUBLISHED, REPORT, SHARD_SUFFIX, SPLITS
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
+from schemas.probes import FLOW, PUBLISHED, REPORT, SHARD_SUFFIX, SPLITS, BuildProbeRowsConfig
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
 from tasks.probes.report import split_report
 from tasks.probes.scatter import REJECTS
-from tasks.store.environment import environment, versions
-from tasks.store.fingerprint import check_unchanged
-from tasks.store.publish import commit_run, fill_run, publishing
+from tasks.store.publish import Publication, json_document
 
 
 @dataclass(frozen=True)
-class PublishWork:
-    """Written probe rows, ready to be seen.
+class WrittenRun:
+    """Written probe rows; see `tasks.sft.publish.PackedRun`.
 
     Attributes:
         scattered, gathered: receipts of both passes, in order.
         ledger: of the whole run.
-        config: the resolved configuration as JSON.
-        inputs: fingerprints of every input file; `seen`: what each looked like when it was hashed.
     """
 
-    output_dir: str
+    config: BuildProbeRowsConfig
     run_hash: str
     scattered: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
-    config: str
     inputs: tuple[InputRecord, ...]
     seen: dict[str, list[int]]
 
 
-def publish_probes(work: PublishWork) -> RunManifest:
-    """Fill the run folder, write its manifest, move `latest`.
-
-    Raises:
-        InputError: an input changed since it was hashed; nothing is published.
-        StorageError: a file cannot be linked or written.
-    """
-    check_unchanged(work.seen)
-    root = Path(work.output_dir)
-    statistics = run_statistics(work)
-    links = {**shard_names(work.gathered), **_reject_links(work.scattered)}
-    documents = {REPORT: _json(statistics)}
-    notes = {
-        "config.json": work.config.encode() + b"\n",
-        "inputs.json": _json([record.model_dump() for record in work.inputs]),
-    }
-    with publishing(root, work.run_hash):
-        outputs = fill_run(root, work.run_hash, links, {}, documents, notes)
-        manifest = RunManifest(
-            flow=FLOW,
-            run_hash=work.run_hash,
-            outputs=outputs,
-            ledger=work.ledger,
-            statistics=statistics,
-            stages=_lineage(work),
-            versions=versions(),
-            environment=environment(),
-        )
-        commit_run(root, manifest, PUBLISHED)
-    return manifest
+def publication(run: WrittenRun) -> Publication:
+    """The probe rows as they are to be published."""
+    statistics = run_statistics(run)
+    return Publication(
+        flow=FLOW,
+        published=PUBLISHED,
+        output_dir=run.config.output_dir,
+        run_hash=run.run_hash,
+        links={**shard_names(run.gathered), **_reject_links(run.scattered)},
+        documents={REPORT: json_document(statistics)},
+        ledger=run.ledger,
+        statistics=statistics,
+        stages=_lineage(run),
+        config=run.config.model_dump_json(indent=2),
+        inputs=run.inputs,
+        seen=run.seen,
+    )
 
 
 def written_shards(gathered: Sequence[Receipt]) -> list[tuple[dict[str, Any], FileRecord]]:
@@ -88,14 +68,14 @@ def shard_names(gathered: Sequence[Receipt]) -> dict[str, FileRecord]:
     return names
 
 
-def run_statistics(work: PublishWork) -> dict[str, Any]:
+def run_statistics(run: WrittenRun) -> dict[str, Any]:
     """Totals of the run, and its report by split."""
-    shards = written_shards(work.gathered)
+    shards = written_shards(run.gathered)
     report = split_report([counts for counts, _ in shards], [record.bytes for _, record in shards])
     totals = ("probes", "records", "measurements", "failed", "shards")
     return {
         **{name: sum(entry[name] for entry in report.values()) for name in totals},
-        "versions_filled": sum(receipt.statistics["versions_filled"] for receipt in work.scattered),
+        "versions_filled": sum(receipt.statistics["versions_filled"] for receipt in run.scattered),
         "probe_splits": report,
     }
 
@@ -105,13 +85,9 @@ def _reject_links(scattered: Sequence[Receipt]) -> dict[str, FileRecord]:
     return {f"rejects/input-{number:06d}.parquet": record for number, record in enumerate(found)}
 
 
-def _lineage(work: PublishWork) -> dict[str, str]:
+def _lineage(run: WrittenRun) -> dict[str, str]:
     return {
         f"{receipt.task}/{number:06d}": receipt.stage
-        for receipts in (work.scattered, work.gathered)
+        for receipts in (run.scattered, run.gathered)
         for number, receipt in enumerate(receipts)
     }
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"

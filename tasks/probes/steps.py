@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prefect import task
 
-from schemas.run import Receipt, RunManifest
+from schemas.run import Receipt
 from tasks.probes.gather import GatherWork, gather_shards
-from tasks.probes.publish import PublishWork, publish_probes
 from tasks.probes.scatter import ScatterWork, scatter_rows
 from tasks.probes.validate import ValidateWork, check_written
 from tasks.store.fingerprint import check_unchanged
@@ -31,9 +30,3 @@ def gather(work: GatherWork) -> Receipt:
 def validate(work: ValidateWork) -> int:
     """Every shard sound, every total right."""
     return check_written(work)
-
-
-@task(name="publish", persist_result=False)
-def publish(work: PublishWork) -> RunManifest:
-    """The run folder, its manifest, and the pointer to it."""
-    return publish_probes(work)

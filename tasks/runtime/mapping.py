@@ -10,10 +10,14 @@ from typing import Any
 from prefect import Task
 
 from schemas.run import Receipt
+from tasks.report.reuse import Reuse
 from tasks.runtime.cache import bind
 from tasks.store.receipts import Verify
 
 log = logging.getLogger("gristmill.runtime")
+
+# What Prefect names the state of a task whose receipt was found.
+_CACHED = "Cached"
 
 # Runs one task for each work, in any order; returns their receipts in the order of the works.
 Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
@@ -21,10 +25,13 @@ Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
 Once = Callable[[Task[..., Any], Any], Any]
 
 
-def each_with_receipts(output_dir: Path, verify: Verify, refresh: bool = False) -> Each:
+def each_with_receipts(
+    output_dir: Path, verify: Verify, refresh: bool = False, reuse: Reuse | None = None
+) -> Each:
     """A function that maps a step over works on the flow's task runner, cached by receipt.
 
-    It returns the receipts in the order of the works and raises what the first failed task raised.
+    It returns the receipts in the order of the works, notes in `reuse` which tasks ran, and raises what the first
+    failed task raised.
     """
 
     def each(step: Task[..., Receipt], works: Sequence[Any]) -> list[Receipt]:
@@ -33,6 +40,8 @@ def each_with_receipts(output_dir: Path, verify: Verify, refresh: bool = False) 
         receipts = []
         for number, future in enumerate(futures, start=1):
             receipts.append(future.result())
+            if reuse is not None:
+                reuse.note(step.name, cached=future.state.name == _CACHED)
             if len(futures) > 1:
                 log.info("%s %d of %d", step.name, number, len(futures))
         return receipts

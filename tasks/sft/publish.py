@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
-from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
+from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS, PackSftConfig
 from tasks.sft.write import shard_name
-from tasks.store.environment import environment, versions
-from tasks.store.fingerprint import check_unchanged
-from tasks.store.publish import commit_run, fill_run, publishing
+from tasks.store.publish import Publication, json_document
 
 _METADATA_KEYS = (
     "max_samples_per_bin",
@@ -90,72 +86,52 @@ def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]
             blend.setdefault(entry.split, []).extend([f"{share:.12g}", path.removesuffix(".parquet")])
         metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in _METADATA_KEYS})
     view.links.update({f"rejects/{name}": record for name, record in rejects.items()})
-    view.documents[BLEND] = _json(blend)
+    view.documents[BLEND] = json_document(blend)
     for split, entries in metadata.items():
-        view.documents[f"pack_metadata/{split}.json"] = _json(entries)
+        view.documents[f"pack_metadata/{split}.json"] = json_document(entries)
     return view
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
-
-
 @dataclass(frozen=True)
-class PublishWork:
-    """A validated run, ready to be seen.
+class PackedRun:
+    """A validated run.
 
     Attributes:
-        output_dir: root of the run layout.
         run_hash: the run's name.
         packed: every data set and split with at least one bin.
         rejects: published name to reject file.
         ledger: of the whole run.
         stages: what each stage was, for lineage.
-        config: the resolved configuration as JSON.
-        inputs: fingerprints of every input file.
-        seen: what each input looked like when it was hashed.
     """
 
-    output_dir: str
+    config: PackSftConfig
     run_hash: str
     packed: tuple[PackedSplit, ...]
     rejects: dict[str, FileRecord]
     ledger: RowLedger
     stages: dict[str, str]
-    config: str
     inputs: tuple[InputRecord, ...]
     seen: dict[str, list[int]]
 
 
-def publish_run(work: PublishWork) -> RunManifest:
-    """Fill the run folder, write its manifest, move `latest`.
-
-    Raises:
-        InputError: an input changed since it was hashed; nothing is published.
-        StorageError: a file cannot be linked or written.
-    """
-    check_unchanged(work.seen)
-    root = Path(work.output_dir)
-    view = published_view(work.packed, work.rejects)
-    notes = {
-        "config.json": work.config.encode() + b"\n",
-        "inputs.json": _json([record.model_dump() for record in work.inputs]),
-    }
-    with publishing(root, work.run_hash):
-        outputs = fill_run(root, work.run_hash, view.links, view.symlinks, view.documents, notes)
-        manifest = RunManifest(
-            flow=FLOW,
-            run_hash=work.run_hash,
-            outputs=outputs,
-            links=view.symlinks,
-            ledger=work.ledger,
-            statistics=run_statistics(work.packed),
-            stages=work.stages,
-            versions=versions(),
-            environment=environment(),
-        )
-        commit_run(root, manifest, PUBLISHED)
-    return manifest
+def publication(run: PackedRun) -> Publication:
+    """The run as it is to be published."""
+    view = published_view(run.packed, run.rejects)
+    return Publication(
+        flow=FLOW,
+        published=PUBLISHED,
+        output_dir=run.config.output_dir,
+        run_hash=run.run_hash,
+        links=view.links,
+        symlinks=view.symlinks,
+        documents=view.documents,
+        ledger=run.ledger,
+        statistics=run_statistics(run.packed),
+        stages=run.stages,
+        config=run.config.model_dump_json(indent=2),
+        inputs=run.inputs,
+        seen=run.seen,
+    )
 
 
 def run_statistics(packed: Sequence[PackedSplit]) -> dict[str, Any]:

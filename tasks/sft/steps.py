@@ -7,11 +7,11 @@ from pathlib import Path
 
 from prefect import task
 
-from schemas.run import Receipt, RunManifest
+from schemas.run import Receipt
 from schemas.verdict import Verdict
 from tasks.sft.checks import check_totals
 from tasks.sft.plan import PlanWork, plan_packs
-from tasks.sft.publish import PackedSplit, PublishWork, publish_run
+from tasks.sft.publish import PackedSplit
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
 from tasks.sft.validate import validate_shards
 from tasks.sft.write import WriteWork, write_shards
@@ -57,9 +57,3 @@ def validate(work: ValidateWork) -> Verdict:
     verdict.raise_if_bad()
     check_totals(work.packed, verdict)
     return verdict
-
-
-@task(name="publish", persist_result=False)
-def publish(work: PublishWork) -> RunManifest:
-    """The run folder, its manifest, and the pointers to it."""
-    return publish_run(work)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def _is_memo(known: object) -> bool:
     return isinstance(known, list) and len(known) == 5 and isinstance(known[4], str)
 
 
-def check_unchanged(identities: dict[str, list[int]]) -> None:
+def check_unchanged(identities: Mapping[str, list[int]]) -> None:
     """Fail when an input changed since it was hashed.
 
     Raises:

@@ -18,6 +18,7 @@ LATEST = "latest"
 RUNS = "runs"
 STAGES = "stages"
 MANIFEST = "manifest.json"
+REPORT_PAGE = "report.html"
 FINGERPRINTS = "fingerprints.json"
 
 

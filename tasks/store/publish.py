@@ -8,13 +8,91 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from schemas.run import FileRecord, RunManifest
+from schemas.run import FileRecord, InputRecord, RowLedger, RunManifest
 from tasks.store.atomic import TEMP_PREFIX, link_file, storage_errors, swap_symlink, write_file
-from tasks.store.layout import LATEST, MANIFEST, RUNS, run_folder
+from tasks.store.environment import environment, versions
+from tasks.store.fingerprint import check_unchanged
+from tasks.store.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A validated run, ready to be seen.
+
+    Attributes:
+        published: names at the top of the output directory, and where they lead.
+        output_dir: root of the run layout.
+        links: published path to the stage file it is a second name of; their records are relative to `output_dir`.
+        symlinks: published path to relative target.
+        documents: published path to the bytes of a small file.
+        ledger, statistics: of the whole run.
+        stages: what each stage was, for lineage.
+        config: the resolved configuration as JSON.
+        inputs: fingerprints of every input file; `seen`: what each looked like when it was hashed.
+        report: the page about this run, or nothing. It tells what this execution did and found cached, so it is no
+            output: the manifest does not record it, and two runs of one configuration may differ in it.
+    """
+
+    flow: str
+    published: Mapping[str, str]
+    output_dir: str
+    run_hash: str
+    links: Mapping[str, FileRecord]
+    ledger: RowLedger
+    statistics: dict[str, Any]
+    stages: dict[str, str]
+    config: str
+    inputs: tuple[InputRecord, ...]
+    seen: Mapping[str, list[int]]
+    symlinks: dict[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    report: bytes | None = None
+
+
+def publish_run(publication: Publication) -> RunManifest:
+    """Fill the run folder, write its manifest, move `latest`.
+
+    Raises:
+        InputError: an input changed since it was hashed; nothing is published.
+        StorageError: a file cannot be linked or written.
+    """
+    check_unchanged(publication.seen)
+    root, run_hash = Path(publication.output_dir), publication.run_hash
+    notes = {
+        "config.json": publication.config.encode() + b"\n",
+        "inputs.json": json_document([record.model_dump() for record in publication.inputs]),
+    }
+    if publication.report is not None:
+        notes[REPORT_PAGE] = publication.report
+    with publishing(root, run_hash):
+        outputs = fill_run(
+            root, run_hash, publication.links, publication.symlinks, publication.documents, notes
+        )
+        manifest = RunManifest(
+            flow=publication.flow,
+            run_hash=run_hash,
+            outputs=outputs,
+            links=publication.symlinks,
+            ledger=publication.ledger,
+            statistics=publication.statistics,
+            stages=publication.stages,
+            versions=versions(),
+            environment=environment(),
+        )
+        commit_run(root, manifest, publication.published)
+    return manifest
+
+
+def json_document(value: Any) -> bytes:
+    """A small JSON file for people to read."""
+    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def fill_run(

@@ -61,7 +61,7 @@ def test_where_things_lie_and_how_they_run_never_enter_the_hash() -> None:
             "datasets[0].wieght",
             "did you mean 'weight'?",
         ),
-        ({"zzz": 1}, "zzz", "known keys: datasets"),
+        ({"zzz": 1}, "zzz", "known keys: alarms, datasets"),
         ({"pack": {"size": 1}}, "pack.size", "greater than or equal to 2 (got 1)"),
         ({"pack": {"order": "up"}}, "pack.order", "'shuffled' or 'decreasing'"),
         ({"datasets": [{"name": "a", "path": "b", "weight": 0}]}, "datasets[0].weight", "greater than 0"),

@@ -1,0 +1,132 @@
+"""What a run's report says, before anybody decides how it looks.
+
+It is computed once and rendered twice: as a page in the run folder and as Prefect artifacts. All texts are plain and
+untrusted; whoever renders them escapes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One headline number."""
+
+    label: str
+    value: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a table's column; numbers are set to the right."""
+
+    name: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts, each as long as `columns`."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One kind of bar of a chart: a value for each label of the chart, and the text written for it."""
+
+    name: str
+    values: tuple[float, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars, one or two for each label.
+
+    Attributes:
+        caption: what the chart shows, as a sentence.
+        axis: what the labels are; `measure`: what the values are.
+        upright: a histogram, whose labels are in order; else one line a label.
+    """
+
+    title: str
+    caption: str
+    axis: str
+    measure: str
+    labels: tuple[str, ...]
+    series: tuple[Series, ...]
+    upright: bool = False
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of text, and whether its tokens carry loss."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One bin as the trainer reads it: its sequences, and what was left out of them."""
+
+    title: str
+    sequences: tuple[tuple[Span, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Some tasks of one kind in the lineage."""
+
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """How outputs came about: layers of nodes from inputs to the run.
+
+    Attributes:
+        edges: pairs of (layer, place), from and to.
+    """
+
+    layers: tuple[tuple[Node, ...], ...]
+    edges: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it, in the order it is read.
+
+    Attributes:
+        subject: what was made of what, in a few words.
+        remarks: what the reader must know before the numbers.
+        drift: this run beside the last published one, if there is one.
+        links: label, and path relative to the run folder.
+    """
+
+    flow: str
+    run_hash: str
+    subject: str
+    made: str
+    facts: tuple[Fact, ...]
+    remarks: tuple[str, ...]
+    ledger: Table
+    drift: Table | None
+    rejects: tuple[Table, ...]
+    details: tuple[Table, ...]
+    charts: tuple[Chart, ...]
+    samples: tuple[Sample, ...]
+    reuse: Table | None
+    lineage: Lineage
+    inputs: Table
+    outputs: Table
+    versions: Table
+    links: tuple[tuple[str, str], ...]

@@ -1,0 +1,106 @@
+"""A run's report, composed: what every flow says of itself, and what only this one has.
+
+The data are sacred and the report is not: whatever cannot be told is logged, named in the report's remarks, and left
+out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from schemas.report import Chart, Column, Fact, Report, Sample, Table
+from tasks.report import sections
+from tasks.report.rejects import reject_tables
+from tasks.report.reuse import Reuse
+from tasks.store.drift import Drift
+from tasks.store.environment import environment, versions
+from tasks.store.layout import MANIFEST
+from tasks.store.publish import Publication
+
+log = logging.getLogger("gristmill.report")
+
+T = TypeVar("T")
+
+
+class Details(Protocol):
+    """What the report of one flow has beyond what every report has.
+
+    Attributes:
+        subject: what is made of what, in a few words.
+        steps: the flow's cached steps in their order.
+    """
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def steps(self) -> tuple[str, ...]: ...
+    def facts(self) -> tuple[Fact, ...]:
+        """The headline numbers."""
+        ...
+
+    def tables(self) -> tuple[Table, ...]: ...
+    def charts(self) -> tuple[Chart, ...]: ...
+    def samples(self) -> tuple[Sample, ...]: ...
+
+
+@dataclass(frozen=True)
+class ReportWork:
+    """A validated run to report on.
+
+    Attributes:
+        reuse: what had to be done, where that is known.
+        drift: the run beside the last published one, if there is one.
+    """
+
+    publication: Publication
+    details: Details
+    reuse: Reuse | None = None
+    drift: Drift | None = None
+
+
+def compose(work: ReportWork) -> Report:
+    """Everything the report says; parts that fail become remarks."""
+    publication, details = work.publication, work.details
+    remarks = [
+        f"{measure.name} is out of bounds; this run was not published"
+        for measure in (work.drift.measures if work.drift is not None else ())
+        if measure.exceeded
+    ]
+
+    def tried(what: str, make: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+        try:
+            return make()
+        except Exception as error:
+            log.warning("the report goes without %s: %s: %s", what, type(error).__name__, error)
+            log.debug("how that failed", exc_info=True)
+            remarks.append(f"{what} could not be made: {type(error).__name__}: {error}")
+            return ()
+
+    return Report(
+        flow=publication.flow,
+        run_hash=publication.run_hash,
+        subject=details.subject,
+        made=str(environment()["created_at"]).replace("T", " ").replace("+00:00", " UTC"),
+        facts=tried("the headline numbers", details.facts),
+        ledger=sections.ledger_table(publication.ledger),
+        drift=sections.drift_table(work.drift),
+        rejects=tried("the rejected rows", lambda: reject_tables(publication)),
+        details=tried("the tables", details.tables),
+        charts=tried("the plots", details.charts),
+        samples=tried("the samples", details.samples),
+        reuse=sections.reuse_table(work.reuse),
+        lineage=sections.lineage(publication.stages, details.steps, publication.inputs, publication.run_hash),
+        inputs=sections.inputs_table(publication.inputs),
+        outputs=sections.outputs_table(publication),
+        versions=Table("Versions", (Column("package"), Column("version")), tuple(versions().items())),
+        links=_links(publication),
+        remarks=tuple(remarks),
+    )
+
+
+def _links(publication: Publication) -> tuple[tuple[str, str], ...]:
+    links = [("manifest", MANIFEST), ("configuration", "config.json"), ("inputs", "inputs.json")]
+    return (*links, *((name, name) for name in sorted(publication.documents)))

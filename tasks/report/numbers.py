@@ -1,0 +1,70 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def count(value: float) -> str:
+    """A whole number in groups of three.
+
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return f"{value:,.0f}"
+
+
+def share(part: float, whole: float = 1.0) -> str:
+    """A share in percent; what is not quite all or nothing never looks like it.
+
+    >>> share(1, 3), share(0, 3), share(3, 3), share(99_999, 100_000), share(1, 100_000), share(0, 0)
+    ('33.3%', '0%', '100%', '>99.9%', '<0.1%', '–')
+    """
+    if not whole:
+        return "–"
+    percent = 100 * part / whole
+    if percent in (0, 100):
+        return f"{percent:.0f}%"
+    if percent < 0.1:
+        return "<0.1%"
+    return ">99.9%" if 99.9 < percent < 100 else f"{percent:.1f}%"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units.
+
+    >>> size(999), size(1_234_567), size(12_345_678), size(0)
+    ('999 B', '1.23 MB', '12.3 MB', '0 B')
+    """
+    value, unit = float(num_bytes), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{_three_digits(value)} {_UNITS[unit]}"
+
+
+def short(value: float) -> str:
+    """A number for the end of an axis.
+
+    >>> short(0), short(950), short(1_500), short(20_000), short(3_200_000)
+    ('0', '950', '1.5k', '20k', '3.2M')
+    """
+    for step, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= step:
+            return f"{value / step:.3g}{suffix}"
+    return f"{value:.4g}"
+
+
+def binary(value: int) -> str:
+    """A power of two, short.
+
+    >>> binary(512), binary(2048), binary(1 << 20)
+    ('512', '2Ki', '1Mi')
+    """
+    for power, prefix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if value >= 1 << power:
+            return f"{value >> power}{prefix}"
+    return str(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

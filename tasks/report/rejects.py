@@ -1,0 +1,65 @@
+"""Rejected rows by reason, with a few of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from schemas.report import Column, Table
+from schemas.run import RowLedger
+from tasks.report.numbers import count, share
+from tasks.store.publish import Publication
+
+_SAMPLES = 3
+# Reject files are read until there is a sample of every reason, but no further than this.
+_MOST_ROWS = 100_000
+_MOST_CHARACTERS = 160
+
+
+def reject_tables(publication: Publication) -> tuple[Table, ...]:
+    """Rows by reason and samples of them; nothing if no row was rejected."""
+    ledger = publication.ledger
+    if not ledger.rows_rejected:
+        return ()
+    root = Path(publication.output_dir)
+    files = [root / record.path for name, record in publication.links.items() if name.startswith("rejects/")]
+    return (_by_reason(ledger), _sampled(files, ledger))
+
+
+def _by_reason(ledger: RowLedger) -> Table:
+    reasons = sorted(ledger.rejected.items(), key=lambda item: (-item[1], item[0]))
+    return Table(
+        "Rejected rows by reason",
+        (Column("reason"), Column("rows", True), Column("share of rows read", True)),
+        tuple((reason, count(rows), share(rows, ledger.rows_in)) for reason, rows in reasons),
+    )
+
+
+def _sampled(files: Iterable[Path], ledger: RowLedger) -> Table:
+    wanted = {reason: min(rows, _SAMPLES) for reason, rows in ledger.rejected.items()}
+    found: list[tuple[str, ...]] = []
+    read = 0
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(4096):
+                for row in batch.to_pylist():
+                    if wanted.get(row["reason"], 0) > 0:
+                        wanted[row["reason"]] -= 1
+                        found.append(_sample(row))
+                read += batch.num_rows
+                if not any(wanted.values()) or read >= _MOST_ROWS:
+                    break
+        if not any(wanted.values()) or read >= _MOST_ROWS:
+            break
+    columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
+    note = f"Up to {_SAMPLES} of each reason; all are in rejects/."
+    return Table("Some rejected rows", columns, tuple(sorted(found, key=lambda line: line[0])), note)
+
+
+def _sample(row: dict[str, object]) -> tuple[str, ...]:
+    detail = str(row["detail"])
+    if len(detail) > _MOST_CHARACTERS:
+        detail = f"{detail[:_MOST_CHARACTERS]}…"
+    return str(row["reason"]), str(row["source_file"]), str(row["row"]), detail
