@@ -22,13 +22,14 @@ from tasks.probes.publish import WrittenRun, publication
 from tasks.probes.validate import ValidateWork
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.runners import runner_from_environment
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
 log = logging.getLogger("gristmill.build_probe_rows")
 
 
-@flow(name=FLOW, persist_result=False)
+@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
 def build_probe_rows(
     config: BuildProbeRowsConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:

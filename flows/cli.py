@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flows import server
 from flows.configs import load_config
 from flows.registry import FLOWS, run_or_find
 from flows.summary import print_error, print_summary
@@ -75,6 +76,7 @@ def _parser() -> _Parser:
     demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
     demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
     demo.set_defaults(run=_demo)
+    server.add_commands(commands, common)
     return parser
 
 
@@ -93,6 +95,11 @@ def _run_options() -> _Parser:
     options.add_argument("--runner", choices=("threads", "processes"), default="threads")
     options.add_argument("--workers", type=int, metavar="N", help="tasks run at once")
     options.add_argument(
+        "--address",
+        metavar="URL",
+        help="API of the Prefect server to use; else the configured one, the one of `up`, or an embedded one",
+    )
+    options.add_argument(
         "--verify",
         type=Verify,
         choices=list(Verify),
@@ -110,7 +117,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.workers is not None:
         raw["workers"] = options.workers
     config = options.flow.parse(raw)
-    summary = run_or_find(options.flow, config, options.runner, options.verify, options.force)
+    summary = run_or_find(
+        options.flow, config, options.runner, options.verify, options.force, options.address
+    )
     print_summary(summary, options.json)
     return 0
 

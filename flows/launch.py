@@ -12,16 +12,33 @@ from tasks.runtime.settings import quiet_environment, run_settings
 log = logging.getLogger("gristmill")
 
 
-def run_flow(module: str, runner: str, workers: int, **parameters: Any) -> RunManifest:
+def run_flow(
+    module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
+) -> RunManifest:
     """Run `flows/{module}.py`'s flow of the same name in this process; returns the manifest it published.
 
+    Args:
+        module: the flow's.
+        runner: `threads` or `processes`.
+        workers: tasks run at once.
+        address: the Prefect server to use, instead of the one that is configured, running, or embedded.
+        parameters: the flow's.
+
     Raises:
-        GristmillError: what the flow raised.
+        GristmillError: what the flow raised, or that there is no server.
     """
     quiet_environment(debug=log.isEnabledFor(logging.DEBUG))
+    from tasks.runtime.local.address import use_api
     from tasks.runtime.runners import make_runner
 
+    api = use_api(address)
     with run_settings():
         flow = getattr(importlib.import_module(f"flows.{module}"), module)
-        result = flow.with_options(task_runner=make_runner(runner, workers))(**parameters)
+
+        def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
+            log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)
+
+        hooks = [*flow.on_running_hooks, *([say_where] if api.ui else [])]
+        chosen = flow.with_options(task_runner=make_runner(runner, workers), on_running=hooks)
+        result = chosen(**parameters)
     return RunManifest.model_validate(result)

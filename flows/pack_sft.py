@@ -13,6 +13,7 @@ from schemas.run import Receipt, RowLedger, RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.runners import runner_from_environment
 from tasks.sft import steps
 from tasks.sft.checks import check_rejects, check_splits, run_ledger
 from tasks.sft.details import PackDetails
@@ -26,7 +27,7 @@ from tasks.store.receipts import Verify
 log = logging.getLogger("gristmill.pack_sft")
 
 
-@flow(name=FLOW, persist_result=False)
+@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
 def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = False) -> dict[str, Any]:
     """Pack chat data into shards a trainer reads.
 

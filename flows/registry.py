@@ -80,7 +80,9 @@ BUILD_PROBE_ROWS = FlowEntry(
 FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
 
 
-def run_or_find(entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool) -> Summary:
+def run_or_find(
+    entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool, address: str | None = None
+) -> Summary:
     """Run a flow, or find its complete run; Prefect is imported only if there is something to do.
 
     Args:
@@ -88,6 +90,7 @@ def run_or_find(entry: FlowEntry, config: Any, runner: str, verify: Verify, forc
         runner: `threads` or `processes`.
         verify: how closely published files and cached results are checked.
         force: run although a complete run is there.
+        address: the Prefect server to use; else the configured, the running or an embedded one.
     """
     from tasks.store.layout import claim, run_folder
     from tasks.store.publish import point_latest
@@ -103,7 +106,9 @@ def run_or_find(entry: FlowEntry, config: Any, runner: str, verify: Verify, forc
     if manifest is None:
         from flows.launch import run_flow
 
-        manifest = run_flow(entry.module, runner, config.workers, config=config, verify=verify, force=force)
+        manifest = run_flow(
+            entry.module, runner, config.workers, address, config=config, verify=verify, force=force
+        )
     else:
         point_latest(root, run_hash, schema.PUBLISHED)
     return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)

@@ -20,13 +20,14 @@ from tasks.corpus.publish import SampledBucket, SampledRun, publication
 from tasks.corpus.validate import ValidateWork
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.runners import runner_from_environment
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
 log = logging.getLogger("gristmill.sample_corpus")
 
 
-@flow(name=FLOW, persist_result=False)
+@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
 def sample_corpus(
     config: SampleCorpusConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from tasks.corpus.tokenizer_publish import TrainedRun, publication
 from tasks.corpus.tokenizer_train import TrainWork
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.runners import runner_from_environment
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
 
 log = logging.getLogger("gristmill.train_tokenizer")
 
 
-@flow(name=FLOW, persist_result=False)
+@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
 def train_tokenizer(
     config: TrainTokenizerConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def may_import_prefect(module: str) -> bool:
         "flows.__main__",
         "flows.cli",
         "flows.launch",
+        "flows.server",
         "flows.configs",
         "flows.summary",
         "flows.demo",

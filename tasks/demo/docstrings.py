@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import sysconfig
@@ -32,6 +33,16 @@ def library_sources() -> Iterator[tuple[str, str]]:
 
 def docstring_chats() -> Iterator[dict[str, object]]:
     """One chat row for each public function or class with a real docstring."""
+    yield from _chats()
+
+
+@functools.cache
+def _chats() -> tuple[dict[str, object], ...]:
+    """Parsing the standard library takes two seconds; the demonstration needs the rows several times."""
+    return tuple(_read_chats())
+
+
+def _read_chats() -> Iterator[dict[str, object]]:
     for module, text in library_sources():
         for name, kind, docstring in _documented(text):
             yield {

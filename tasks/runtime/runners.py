@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -14,6 +15,8 @@ from schemas.errors import ConfigError
 from tasks.runtime.settings import quiet_run_logs
 
 RUNNERS = ("threads", "processes")
+RUNNER_VARIABLE = "GRISTMILL_RUNNER"
+WORKERS_VARIABLE = "GRISTMILL_WORKERS"
 
 
 def make_runner(kind: str, workers: int) -> TaskRunner[Any]:
@@ -32,8 +35,34 @@ def make_runner(kind: str, workers: int) -> TaskRunner[Any]:
         return ThreadPoolTaskRunner(max_workers=workers)
     if kind == "processes":
         return ProcessPoolTaskRunner(max_workers=workers, initializer=start_worker)
+    raise _unknown_runner(kind, "--runner")
+
+
+def runner_from_environment(environ: Mapping[str, str] = os.environ) -> TaskRunner[Any]:
+    """The runner a deployment chooses in its job variables, where the flow's body is too late to choose.
+
+    `GRISTMILL_RUNNER` is its kind (default `threads`), `GRISTMILL_WORKERS` how many tasks run at once (default: one
+    a processor). The command line has options instead, and wins.
+
+    Raises:
+        ConfigError: code `unknown_runner` or `bad_workers`.
+    """
+    kind = environ.get(RUNNER_VARIABLE) or "threads"
+    text = environ.get(WORKERS_VARIABLE) or str(os.cpu_count() or 1)
+    if kind not in RUNNERS:
+        raise _unknown_runner(kind, RUNNER_VARIABLE)
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(
+            f"{text!r} workers; a whole number from 1 on is needed",
+            code="bad_workers",
+            where=WORKERS_VARIABLE,
+        )
+    return make_runner(kind, int(text))
+
+
+def _unknown_runner(kind: str, where: str) -> ConfigError:
     allowed = ", ".join(RUNNERS)
-    raise ConfigError(f"unknown runner {kind!r}; allowed: {allowed}", code="unknown_runner", where="--runner")
+    return ConfigError(f"unknown runner {kind!r}; allowed: {allowed}", code="unknown_runner", where=where)
 
 
 def start_worker() -> None:

@@ -56,7 +56,14 @@ def write_config(path: Path, config: dict[str, Any]) -> Path:
 
 
 def run_serially(
-    module: str, runner: str, workers: int, *, config: PackSftConfig, verify: Verify, force: bool
+    module: str,
+    runner: str,
+    workers: int,
+    address: str | None,
+    *,
+    config: PackSftConfig,
+    verify: Verify,
+    force: bool,
 ) -> RunManifest:
     """`flows.launch.run_flow` with the steps of pack-sft run one after the other, without Prefect's task runs."""
     assert module == "pack_sft"

@@ -1,0 +1,53 @@
+"""Talking to a Prefect API in a few lines, without importing Prefect; never through a proxy when on loopback."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+_POLL_S = 0.05
+
+
+def call(url: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0) -> Any:
+    """The JSON answer of a request; POST when there is a body.
+
+    Raises:
+        urllib.error.HTTPError: the server refuses.
+        OSError: nobody answers.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(  # noqa: S310 - the address is ours, or one `--address` accepted
+        url, data, {"Content-Type": "application/json"}, method=method
+    )
+    with _opener(url).open(request, timeout=timeout_s) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a Prefect API says that it is well."""
+    try:
+        return call(f"{url}/health", timeout_s=timeout_s) is True
+    except (OSError, ValueError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether the condition came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    if urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()
