@@ -41,9 +41,10 @@ def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
         last = last_published(Path(publication.output_dir), publication.run_hash)
     except IntegrityError as error:
         if alarms is not None:
+            reason = error.message.splitlines()[0]
             raise IntegrityError(
-                f"alarms are set and the last published run cannot be read ({error.message}); repair it by running "
-                "its configuration again, or publish without comparing: --set alarms=null",
+                f"alarms are set and the last published run cannot be read ({reason}); repair it by running its "
+                "configuration again, or publish without comparing: --set alarms=null",
                 code="drift",
                 where=error.where,
             ) from None

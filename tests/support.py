@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.registry import FLOWS
 from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
 from tasks.corpus.identity import identify as identify_sample
+from tasks.report.reuse import Reuse
 from tasks.sft.identity import identify
 from tasks.store.receipts import Verify, load_receipt, receipt_key, save_receipt
 
@@ -52,13 +55,14 @@ class Serial:
     """Runs steps in this thread, with the same receipts Prefect would keep.
 
     Attributes:
-        executed: name and stage of every step that really ran.
+        executed: name and stage of every step that really ran; `reuse`: the same, counted.
     """
 
     def __init__(self, output_dir: Path, verify: Verify = Verify.SIZE) -> None:
         self.output_dir = output_dir
         self.verify = verify
         self.executed: list[tuple[str, str]] = []
+        self.reuse = Reuse()
 
     def each(self, step: Any, works: Sequence[Any]) -> list[Receipt]:
         return [self._one(step, work) for work in works]
@@ -66,6 +70,7 @@ class Serial:
     def _one(self, step: Any, work: Any) -> Receipt:
         key = receipt_key(work.stage, work.task, work.part)
         receipt = load_receipt(self.output_dir, key, self.verify)
+        self.reuse.note(work.task, cached=receipt is not None)
         if receipt is None:
             receipt = step.fn(work)
             save_receipt(self.output_dir, receipt)
@@ -100,3 +105,18 @@ def sample_serially(config: SampleCorpusConfig, verify: Verify = Verify.SIZE) ->
 
     serial = Serial(Path(config.output_dir), verify)
     return mill(config, identify_sample(config), serial.each, serial.once), serial
+
+
+def run_serially(flow: str, raw: dict[str, Any], verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
+    """Run any flow's story without a Prefect server; the steps, receipts and files are the real ones.
+
+    Args:
+        flow: its name on the command line.
+        raw: its configuration as YAML would give it.
+    """
+    entry = next(entry for entry in FLOWS if entry.name == flow)
+    config = entry.parse(raw)
+    serial = Serial(Path(config.output_dir), verify)
+    identity = importlib.import_module(entry.identity).identify(config)
+    mill = importlib.import_module(f"flows.{entry.module}").mill
+    return mill(config, identity, serial.each, serial.once, serial.reuse), serial

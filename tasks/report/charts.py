@@ -23,6 +23,8 @@ _WIDTH = 360
 _UPRIGHT_HEIGHT = 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 4, 10, 40
 _LINE = 38
+# An artifact page is wide and shows an image in its own size.
+_ALONE = 1.4
 # About what fits under the bars without touching.
 _MOST_TICKS = 7
 # A chart with more lines is a table.
@@ -46,7 +48,8 @@ def draw(chart: Chart, alone: bool = False) -> Markup:
         alone: as a document of its own, with namespace and style; else the page brings both.
     """
     body, height = _columns(chart) if chart.upright else _lines(chart)
-    head = Markup(' xmlns="http://www.w3.org/2000/svg" width="{}" height="{}"').format(_WIDTH, height)
+    wide, high = round(_WIDTH * _ALONE), round(height * _ALONE)
+    head = Markup(' xmlns="http://www.w3.org/2000/svg" width="{}" height="{}"').format(wide, high)
     return Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}"{}>{}{}</svg>').format(
         f"{chart.title}: {chart.caption}",
         _WIDTH,
