@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from schemas.report import Chart, Lineage, Report, Sample, Table
 from tasks.report.charts import draw
 
-# ASCII punctuation; a backslash before any of it stands for the character itself in every Markdown.
-_MARKUP = re.compile(r"([!-/:-@\[-`{-~])")
+# What can begin markup inside a line, bare web and mail addresses included; an underscore inside a word cannot.
+_MARKUP = re.compile(r"([\\`*~\[\]<>&|$@]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+=#])")
 _HTML = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "|": "&#124;"}
 
 

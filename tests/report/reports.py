@@ -25,6 +25,7 @@ HOSTILE = (
     "```\n# heading\n[link](https://example.org)",
     "**bold** _it_ `code` ~~x~~ &lt; \\| $x$",
     "]]><svg onload=alert(1)> {{ 7 * 7 }} {% raw %}",
+    "www.example.org https://example.org a@example.org",
     "中文 🦉 \u202e rtl",
 )
 

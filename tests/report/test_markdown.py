@@ -44,6 +44,21 @@ def test_no_text_becomes_markup(tokens: list) -> None:  # type: ignore[type-arg]
     assert all(source.startswith("data:image/svg+xml;base64,") for source in images)
 
 
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("97.6%, 1,234 (a-b) bad_json datasets/a/shard_000000.parquet", None),
+        ("_it_ __b__ a_", r"\_it\_ \_\_b\_\_ a\_"),
+        ("https://example.org www.example.org a@b.c", r"https\://example.org www\.example.org a\@b.c"),
+        ("# no heading", r"\# no heading"),
+        ("- no list", r"\- no list"),
+        ("a\n\n- b", "a - b"),
+    ],
+)
+def test_only_what_could_be_markup_is_escaped(text: str, escaped: str | None) -> None:
+    assert markdown.escape(text) == (escaped if escaped is not None else text)
+
+
 def test_every_cell_reads_back_as_it_was(tokens: list) -> None:  # type: ignore[type-arg]
     report = hostile_report()
     cells = [
