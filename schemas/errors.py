@@ -10,7 +10,7 @@ class                  exit code  meaning
 `InputError`           1          an input file cannot be read
 `StorageError`         1          the output cannot be written
 `WorkError`            1          the work itself failed
-`IntegrityError`       3          ledger, reject limit, validation
+`IntegrityError`       3          ledger, reject limit, drift, validation
 =====================  =========  ==================================================
 """
 
@@ -93,7 +93,7 @@ class WorkError(GristmillError):
 
 
 class IntegrityError(GristmillError):
-    """A total does not add up, too much was rejected, or validation found a broken row."""
+    """A total does not add up, too much was rejected, the run drifted, or validation found a broken row."""
 
     exit_code = 3
     default_code = "integrity"
