@@ -119,13 +119,13 @@ class BuildProbeRowsConfig(Config):
         le=1_000_000,
         title="Partitions",
         description="Portions the measurements are gathered in, one after the other; more need less memory. By "
-        "default as many as keep one at about half a million measurements. Never changes a record.",
+        "default as many as keep one at about a quarter of a million measurements. Never changes a record.",
     )
     spill_dir: str | None = execution_only(
         None,
         min_length=1,
         title="Spill folder",
-        description="Folder for the sorted runs between the two passes, about 20 bytes a measurement; by default "
+        description="Folder for the sorted runs between the two passes, about 16 bytes a measurement; by default "
         "inside the output folder.",
     )
     alarms: RejectAlarms | None = alarms_field()

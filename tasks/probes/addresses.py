@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
-from itertools import repeat
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _REMEMBERED = 1 << 18
@@ -66,20 +68,49 @@ def families(addresses: pa.StringArray) -> NDArray[np.int8]:
     >>> families(pa.array(["192.0.2.1", "::1", "nowhere"])).tolist()
     [4, 6, 0, 0]
     """
-    return np.array([*map(_known_family, _bytes(addresses)), 0], dtype=np.int8)
+    return np.append(_family_of(addresses), np.int8(0))
 
 
 def probe_hashes(addresses: pa.StringArray, seed: int) -> NDArray[np.uint64]:
     """uint64[n]: the hash of every address."""
-    return np.array([*map(_known_hash, _bytes(addresses), repeat(seed))], dtype=np.uint64)
+    return _hash_of(seed)(addresses)
 
 
-def _bytes(addresses: pa.StringArray) -> list[bytes]:
-    # Arrow does not check that a string is UTF-8.
-    values: list[bytes] = addresses.cast(pa.binary()).to_pylist()
-    return values
+class _Remembered:
+    """A function of an address, which looks at each distinct one once: the same come in every run of rows.
+
+    A look-up by Arrow takes 0.05 microseconds, the functions take 1.
+    """
+
+    def __init__(self, function: Callable[[bytes], int], kind: type[np.generic]) -> None:
+        self._function, self._kind = function, kind
+        # Replaced as one, so that threads see both or neither.
+        self._known = pa.array([], pa.binary()), np.array([], kind)
+
+    def __call__(self, addresses: pa.StringArray) -> NDArray[Any]:
+        """The function of every address, distinct ones."""
+        # Arrow does not check that a string is UTF-8.
+        given = addresses.cast(pa.binary())
+        known, values = self._known
+        places = pc.index_in(given, value_set=known)
+        new = places.is_null().to_numpy(zero_copy_only=False)
+        found = np.empty(len(given), self._kind)
+        found[~new] = values[places.drop_null().to_numpy()]
+        if new.any():
+            unseen = given.filter(pa.array(new))
+            found[new] = [self._function(address) for address in unseen.to_pylist()]
+            keep = len(known) + len(unseen) <= _REMEMBERED
+            self._known = (
+                (pa.concat_arrays([known, unseen]), np.concatenate([values, found[new]]))
+                if keep
+                else (given, found)
+            )
+        return found
 
 
-# The same addresses come in every run of rows; looked up, one takes 0.1 microseconds instead of 1.
-_known_family = lru_cache(_REMEMBERED)(family)
-_known_hash = lru_cache(_REMEMBERED)(probe_hash)
+_family_of = _Remembered(family, np.int8)
+
+
+@lru_cache(4)
+def _hash_of(seed: int) -> _Remembered:
+    return _Remembered(partial(probe_hash, seed=seed), np.uint64)

@@ -2,22 +2,32 @@
 
 `group_size:1`: a reader at random decodes one record, not a group of them. An ArrayRecord file that was not closed
 reads as one of 0 records, without an error; so it is written under a temporary name, closed, opened again, counted,
-and only then renamed.
+and only then renamed. Compressing is left to `arrayrecord_process`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError, MissingExtraError, StorageError
 from schemas.probes import RecordCompression
-from tasks.store.atomic import AtomicFile
+from tasks.store.atomic import AtomicFile, storage_errors
 
 _MODULE = "array_record.python.array_record_module"
+_PROGRAM = Path(__file__).with_name("arrayrecord_process.py")
+# So much may wait between the two processes.
+_PIPE_BYTES = 1 << 20
 
 
 def array_record_module() -> Any:
@@ -47,66 +57,101 @@ def writer_options(compression: RecordCompression, level: int) -> str:
 
 
 class ShardWriter(AtomicFile):
-    """An ArrayRecord file being written.
+    """An ArrayRecord file being written, by `arrayrecord_process` in a process of its own.
 
     Args:
         path: its final name.
         options: see `writer_options`.
 
     Raises:
+        MissingExtraError: array_record is not installed.
         StorageError: creating, writing, syncing or renaming failed.
         IntegrityError: `totals`: after closing, the file does not hold what was written.
     """
 
     def __init__(self, path: Path, options: str) -> None:
-        module = array_record_module()
+        array_record_module()
         super().__init__(path)
         self.records = 0
-        self._writer: Any = None
         try:
-            with self._storage_errors():
-                self._writer = module.ArrayRecordWriter(str(self._temporary), options)
+            with storage_errors(path, "start the writer of"):
+                # -P: what lies beside the program must not stand in for a module of the standard library.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", _PROGRAM, self._temporary, options],
+                    stdin=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    # Otherwise glibc keeps the room of the largest record.
+                    env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+                )
         except BaseException:
-            self._discard()
+            super()._discard()
             raise
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._input(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def add(self, record: bytes) -> None:
-        """Append one record."""
-        with self._storage_errors():
-            self._writer.write(record)
-        self.records += 1
+    def add(self, sizes: NDArray[np.int64], data: bytes | memoryview) -> None:
+        """Append records.
+
+        Args:
+            sizes: int64[n], of each.
+            data: the bytes of all, one after the other.
+        """
+        if len(sizes):
+            self._send(np.concatenate([[len(sizes)], sizes]).astype("<i8").tobytes())
+            self._send(data)
+            self.records += len(sizes)
 
     def commit(self) -> None:
         """Close the file, count its records, hash it, and make it visible under its final name."""
-        with self._storage_errors():
-            self._writer.close()
-        found = count_records(self._temporary)
-        if found != self.records:
-            raise IntegrityError(
-                f"{self.records} records were written and {found} are in the file; check space on the disk",
-                code="totals",
-                where=str(self.path),
-            )
-        with self._temporary.open("rb") as file:
-            self._sha256 = hashlib.file_digest(file, "sha256")
-            self.bytes = file.tell()
+        try:
+            self._send(bytes(8))
+            if self._finish():
+                raise self._failed()
+            found = count_records(self._temporary)
+            if found != self.records:
+                raise IntegrityError(
+                    f"{self.records} records were written and {found} are in the file; check space on the disk",
+                    code="totals",
+                    where=str(self.path),
+                )
+            with self._temporary.open("rb") as file:
+                self._sha256 = hashlib.file_digest(file, "sha256")
+                self.bytes = file.tell()
+        except BaseException:
+            self._discard()
+            raise
         super().commit()
 
-    def _discard(self) -> None:
-        with contextlib.suppress(Exception):
-            if self._writer is not None and self._writer.is_open():
-                self._writer.close()
-        super()._discard()
+    def _input(self) -> int:
+        return cast(IO[bytes], self._process.stdin).fileno()
 
-    @contextlib.contextmanager
-    def _storage_errors(self) -> Any:
+    def _send(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
         try:
-            yield
-        except (RuntimeError, ValueError) as error:  # what the package raises for any status that is not OK
-            raise StorageError(
-                f"cannot write: {error}; check space and permissions of the output folder",
-                where=str(self.path),
-            ) from error
+            while view.nbytes:
+                view = view[os.write(self._input(), view) :]
+        except BrokenPipeError:
+            self._finish()
+            raise self._failed() from None
+
+    def _finish(self) -> int:
+        """Let the process end; its exit code."""
+        self._said = self._process.communicate()[1].decode(errors="replace").strip()
+        return self._process.returncode
+
+    def _failed(self) -> StorageError:
+        said = self._said.rpartition("\n")[2] or f"the writer ended with {self._process.returncode}"
+        return StorageError(
+            f"cannot write: {said}; check space and permissions of the output folder", where=str(self.path)
+        )
+
+    def _discard(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(OSError, ValueError):
+            self._finish()
+        super()._discard()
 
 
 @contextlib.contextmanager

@@ -12,25 +12,31 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 
 _PREFIX = 8
 
 
-def padded(size: int) -> int:
-    """What a buffer of `size` bytes takes in a body: Arrow pads to 8 bytes."""
-    return (size + 7) & ~7
+def padded(size: Any) -> Any:
+    """What a buffer of `size` bytes takes in a body, for one size or an array of them: Arrow pads to 8 bytes."""
+    return (size + 7) & -8
 
 
 class Frame:
-    """The head of a message for batches of one schema.
+    """The head of a stream of one batch: the schema's message and that of the batch up to its body.
 
     Args:
         first, second: two batches of the schema without nulls, with different numbers of rows above 8 and strings of
             different lengths.
+
+    Attributes:
+        num_words: 8-byte words of a head.
 
     Raises:
         WorkError: `arrow_layout`: Arrow lays its messages out in a way not known here.
@@ -38,21 +44,24 @@ class Frame:
 
     def __init__(self, first: pa.RecordBatch, second: pa.RecordBatch) -> None:
         sizes = _sizes(first)
-        message = first.serialize().to_pybytes()
-        metadata_bytes = struct.unpack_from("<i", message, 4)[0]
-        self._form = struct.Struct(f"<ii{metadata_bytes // 8}q")
-        words = [*self._form.unpack_from(message)]
         rows = first.num_rows
+        schema = first.schema.serialize().to_pybytes()
+        message = first.serialize().to_pybytes()
+        self._num_buffers = len(sizes)
         try:
-            self._buffers_at = _find(words, _extents(sizes))
+            words = _words(message[: _PREFIX + struct.unpack_from("<i", message, 4)[0]])
+            buffers_at = _find(words, _extents(sizes))
             nodes_at = _find(words, [rows, 0] * first.num_columns)
             body_at = words.index(sum(map(padded, sizes)))
-            known = {*range(self._buffers_at, self._buffers_at + 2 * len(sizes)), body_at}
-            self._rows_at = [at for at, word in enumerate(words) if word == rows and at not in known]
-            self._body_at = body_at
-            self._words = words
-            proved = self._proves(first) and self._proves(second) and nodes_at in self._rows_at
-        except (ValueError, IndexError):
+            known = {*range(buffers_at, buffers_at + 2 * len(sizes)), body_at}
+            rows_at = [at for at, word in enumerate(words) if word == rows and at not in known]
+            before = _words(schema)
+            self._buffers_at, self._body_at = len(before) + buffers_at, len(before) + body_at
+            self._rows_at = [len(before) + at for at in rows_at]
+            self._head = np.array(before + words, dtype="<i8")
+            self.num_words = len(self._head)
+            proved = self._proves(first) and self._proves(second) and nodes_at in rows_at
+        except (ValueError, IndexError, struct.error):
             proved = False
         if not proved:
             raise WorkError(
@@ -61,31 +70,38 @@ class Frame:
                 code="arrow_layout",
             )
 
-    def head(self, rows: int, sizes: Sequence[int]) -> bytes:
-        """Everything before the body.
+    def heads(self, rows: NDArray[np.int64] | int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Everything before the bodies of n streams.
 
         Args:
-            sizes: of all buffers in order, absent validity bitmaps (0) included.
-        """
-        words = self._words.copy()
-        for at in self._rows_at:
-            words[at] = rows
-        at, offset = self._buffers_at, 0
-        for size in sizes:
-            words[at] = offset
-            words[at + 1] = size
-            at += 2
-            offset += (size + 7) & ~7
-        words[self._body_at] = offset
-        return self._form.pack(*words)
+            rows: int64[n], or one number for all.
+            sizes: int64[n, buffers], of all buffers in order, absent validity bitmaps (0) included.
 
-    def head_bytes(self) -> int:
-        """The size of a head."""
-        return self._form.size
+        Returns:
+            int64[n, num_words], little-endian.
+        """
+        heads = np.tile(self._head, (len(sizes), 1))
+        heads[:, self._rows_at] = np.asarray(rows).reshape(-1, 1)
+        extents = heads[:, self._buffers_at : self._buffers_at + 2 * self._num_buffers]
+        ends = np.cumsum(padded(sizes), axis=1)
+        extents[:, 2::2] = ends[:, :-1]
+        extents[:, 1::2] = sizes
+        heads[:, self._body_at] = ends[:, -1]
+        return heads
 
     def _proves(self, batch: pa.RecordBatch) -> bool:
-        message = batch.serialize().to_pybytes()
-        return bytes(message).startswith(self.head(batch.num_rows, _sizes(batch)))
+        message = batch.schema.serialize().to_pybytes() + batch.serialize().to_pybytes()
+        head = self.heads(batch.num_rows, np.array([_sizes(batch)]))
+        return bytes(message).startswith(head.tobytes())
+
+
+def _words(data: bytes) -> list[int]:
+    """Bytes as 8-byte words.
+
+    Raises:
+        struct.error: there is a rest.
+    """
+    return [*struct.unpack(f"<{len(data) // 8}q", data)]
 
 
 def _sizes(batch: pa.RecordBatch) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +19,16 @@ from schemas.errors import IntegrityError
 from schemas.probes import TRAIN
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.probes.arrayrecord_writer import ShardWriter
-from tasks.probes.plan import Probes, ShardPlan, SplitRule, cut_portions, merge_probes
-from tasks.probes.records import Block, block_of, cut_evenly, encode_record, measurement_pieces
+from tasks.probes.plan import Probes, ShardPlan, SplitRule, merge_probes
+from tasks.probes.records import Block, Records, block_of, encode_records
 from tasks.probes.report import ShardCounts
-from tasks.probes.sorting import stable_order, time_order
-from tasks.probes.spill import PROBES_SCHEMA, RunRef, SpilledRun, open_run
+from tasks.probes.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.spill import RunRef, SpilledRun, open_run
 from tasks.store.layout import stage_folder
+from tasks.store.memory import release_memory
+
+# Of all runs together, about 20 MB.
+_SHARED_TARGETS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def gather_shards(work: GatherWork) -> Receipt:
         MissingExtraError: array_record is not installed.
         StorageError: a shard cannot be written.
     """
+    release_memory()
     root = Path(work.output_dir)
     records: list[FileRecord] = []
     counts: list[ShardCounts] = []
@@ -67,8 +71,8 @@ def gather_shards(work: GatherWork) -> Receipt:
         path = stage_folder(root, work.stage) / f"part-{number:06d}.arrayrecord"
         found = ShardCounts(split=shard.split)
         with ShardWriter(path, work.options) as writer:
-            for record in _records(work, shard, found):
-                writer.add(record)
+            for some in _records(work, shard, found):
+                writer.add(some.sizes, some.data)
         if (found.probes, found.measurements + found.duplicates) != (shard.probes, shard.rows):
             raise IntegrityError(
                 f"{shard.rows} rows of {shard.probes} probes were planned, {found.measurements} and "
@@ -90,34 +94,29 @@ def gather_shards(work: GatherWork) -> Receipt:
     )
 
 
-def _records(work: GatherWork, shard: ShardPlan, counts: ShardCounts) -> Iterator[bytes]:
+def _records(work: GatherWork, shard: ShardPlan, counts: ShardCounts) -> Iterator[Records]:
     root = Path(work.output_dir)
-    runs = [open_run(root, ref) for ref in work.runs]
+    runs = [open_run(root, ref, shard.first_hash, shard.last_hash) for ref in work.runs]
+    runs = [run for run in runs if len(run.hashes)]
     probes = _probes_of(runs, shard, work.rule)
-    for low, high in cut_portions(probes.rows, work.portion_rows):
+    shared = share_targets(runs)
+    for low, high in cut_ranges(probes.rows, work.portion_rows):
         portion = Probes(
             probes.hashes[low:high],
             probes.addresses.slice(low, high - low),
             probes.rows[low:high],
             probes.dst_bytes[low:high],
         )
-        block, starts, duplicates = collect(runs, portion, work.deduplicate)
+        block, duplicates = collect(runs, portion, shared, work.deduplicate)
         counts.duplicates += duplicates
-        yield from _encode(block, starts, portion.addresses.to_pylist(), work.max_record_bytes, counts)
+        counts.add_block(block)
+        for records in encode_records(block, work.max_record_bytes):
+            counts.add_records(records.blob_sizes)
+            yield records
 
 
 def _probes_of(runs: Sequence[SpilledRun], shard: ShardPlan, rule: SplitRule) -> Probes:
-    tables = []
-    for run in runs:
-        low, high = _range(run, shard.first_hash, shard.last_hash)
-        columns = [
-            pa.array(run.hashes[low:high]),
-            run.addresses.slice(low, high - low),
-            pa.array(np.diff(run.starts[low : high + 1])),
-            pa.array(run.dst_bytes[low:high]),
-        ]
-        tables.append(pa.record_batch(columns, schema=PROBES_SCHEMA))
-    probes = merge_probes(tables)
+    probes = merge_probes(run.probes for run in runs)
     inside = rule.is_train(probes.hashes, probes.addresses) == (shard.split == TRAIN)
     if inside.all():
         return probes
@@ -129,73 +128,99 @@ def _probes_of(runs: Sequence[SpilledRun], shard: ShardPlan, rule: SplitRule) ->
     )
 
 
-def _range(run: SpilledRun, first_hash: int, last_hash: int) -> tuple[int, int]:
-    """The probes of a run whose hashes lie in a range, both ends included."""
-    low = np.searchsorted(run.hashes, np.uint64(first_hash), side="left")
-    high = np.searchsorted(run.hashes, np.uint64(last_hash), side="right")
-    return int(low), int(high)
+@dataclass(frozen=True)
+class SharedTargets:
+    """The destination addresses of several runs, each once.
+
+    Attributes:
+        texts: large_string[t].
+        places: for each run int32[its targets], where in `texts` they are.
+    """
+
+    texts: pa.LargeStringArray
+    places: list[NDArray[np.int32]]
+
+
+def share_targets(runs: Sequence[SpilledRun]) -> SharedTargets | None:
+    """The targets of all runs; `None` if there are too many to be held, and each portion must look for its own."""
+    if not 0 < sum(run.num_targets for run in runs) <= _SHARED_TARGETS:
+        return None
+    encoded = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(np.arange(run.num_targets, dtype=np.int32)), run.read_targets()
+        )
+        for run in runs
+    ]
+    unified = pa.chunked_array(encoded).unify_dictionaries()
+    texts = unified.chunk(0).dictionary.cast(pa.large_string())
+    return SharedTargets(texts, [chunk.indices.to_numpy() for chunk in unified.chunks])
 
 
 def collect(
-    runs: Sequence[SpilledRun], probes: Probes, deduplicate: bool
-) -> tuple[Block, NDArray[np.int64], int]:
+    runs: Sequence[SpilledRun], probes: Probes, shared: SharedTargets | None, deduplicate: bool
+) -> tuple[Block, int]:
     """The measurements of consecutive probes, by probe and time, ties in input order.
 
+    Args:
+        shared: the targets of `runs`, if they are held.
+
     Returns:
-        The block; int64[p + 1], where each probe starts in it; how many duplicates were left out.
+        The block; how many duplicates were left out.
     """
     owners: list[NDArray[np.int32]] = []
     times: list[NDArray[np.int64]] = []
-    versions: list[NDArray[np.int8]] = []
     rtts: list[NDArray[np.float32]] = []
     texts: list[pa.Array] = []
     codes: list[NDArray[np.int32]] = []
     held = 0
-    for run in runs:
-        low, high = _range(run, int(probes.hashes[0]), int(probes.hashes[-1]))
+    for number, run in enumerate(runs):
+        low = int(np.searchsorted(run.hashes, probes.hashes[0], side="left"))
+        high = int(np.searchsorted(run.hashes, probes.hashes[-1], side="right"))
         if low == high:
             continue
         ranks = np.searchsorted(probes.hashes, run.hashes[low:high])
         ours = probes.hashes[ranks] == run.hashes[low:high]
         lengths = np.diff(run.starts[low : high + 1])
-        first, last = int(run.starts[low]), int(run.starts[high])
-        rows = run.map_rows().slice(first, last - first)
-        columns = [rows.column(0).view(pa.int64()), rows.column(1).indices, rows.column(2), rows.column(3)]
-        time, code, version, rtt = (column.to_numpy() for column in columns)
+        time, code, rtt = run.read_rows(low, high)
         owner = np.repeat(ranks.astype(np.int32), lengths)
         if not ours.all():
             kept = np.repeat(ours, lengths)
-            time, code, version, rtt, owner = time[kept], code[kept], version[kept], rtt[kept], owner[kept]
-        dictionary, code = _used(rows.column(1).dictionary, code)
+            time, code, rtt, owner = time[kept], code[kept], rtt[kept], owner[kept]
         owners.append(owner)
         times.append(time)
-        versions.append(version)
         rtts.append(rtt)
+        if shared is not None:
+            codes.append(shared.places[number][code])
+            continue
+        dictionary, code = _used(run.read_targets(), code)
         texts.append(dictionary)
         codes.append(code + held)
         held += len(dictionary)
-    owner, time = np.concatenate(owners), np.concatenate(times)
     # A busy probe is one portion, however many rows it has: nothing is held twice for longer than needed.
-    del owners, times
-    order = stable_order(owner, len(probes.hashes))
-    owner, time = owner[order], time[order]
+    owner, time, code, rtt = (_joined(parts) for parts in (owners, times, codes, rtts))
+    if len(probes.hashes) > 1:
+        order = stable_order(owner, len(probes.hashes))
+        owner, time, code, rtt = owner[order], time[order], code[order], rtt[order]
+        del order
     late = time_order(owner, time)
     if late is not None:
-        order, time = order[late], time[late]
-    code, version, rtt = (
-        np.concatenate(codes)[order],
-        np.concatenate(versions)[order],
-        np.concatenate(rtts)[order],
-    )
-    text = pa.chunked_array(texts).cast(pa.large_string()).combine_chunks()
+        time, code, rtt = time[late], code[late], rtt[late]
+    text = shared.texts if shared else pa.chunked_array(texts).cast(pa.large_string()).combine_chunks()
     duplicates = 0
     if deduplicate:
         kept = ~repeated(owner, time, _same_code(text)[code], rtt)
         duplicates = len(kept) - int(kept.sum())
-        owner, time, code, version, rtt = owner[kept], time[kept], code[kept], version[kept], rtt[kept]
+        owner, time, code, rtt = owner[kept], time[kept], code[kept], rtt[kept]
     starts = np.zeros(len(probes.hashes) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(probes.hashes)), out=starts[1:])
-    return block_of(time, text.take(pa.array(code)), version, rtt), starts, duplicates
+    return block_of(probes.addresses.to_pylist(), starts, time, code, text, rtt), duplicates
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One array of several, which are dropped."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
 
 
 def _used(dictionary: pa.Array, codes: NDArray[np.int32]) -> tuple[pa.Array, NDArray[np.int32]]:
@@ -231,17 +256,3 @@ def repeated(
     found = np.zeros(len(order), dtype=bool)
     found[order[1:]] = same
     return found
-
-
-def _encode(
-    block: Block, starts: NDArray[np.int64], addresses: list[str], max_bytes: int, counts: ShardCounts
-) -> Iterator[bytes]:
-    counts.add_block(block, starts)
-    edges = starts.tolist()
-    for address, (start, stop) in zip(addresses, pairwise(edges), strict=True):
-        cuts = cut_evenly(block, start, stop, max_bytes)
-        for part, (low, high) in enumerate(pairwise(cuts)):
-            measurements = measurement_pieces(block, low, high)
-            counts.add_record(sum(map(len, measurements)))
-            first, last = int(block.times[low]), int(block.times[high - 1])
-            yield encode_record(address, measurements, high - low, first, last, part, len(cuts) - 1)

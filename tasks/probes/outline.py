@@ -17,9 +17,9 @@ from tasks.probes.gather import GatherWork
 from tasks.probes.inventory import Piece, SourceFile, cut_parts
 from tasks.probes.plan import ShardPlan, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
 from tasks.probes.scatter import ScatterWork
-from tasks.probes.spill import RunRef, read_probes
+from tasks.probes.spill import SPILL_FORMAT, RunRef, read_probes
 
-_PORTION_ROWS = 1 << 19
+_PORTION_ROWS = 1 << 18
 _MAX_GATHER_TASKS = 96
 
 
@@ -39,7 +39,7 @@ def scatter_works(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> 
 
 def _scatter_work(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill: str) -> ScatterWork:
     named = [[piece.name, piece.digest, piece.first_group, piece.end_group] for piece in pieces]
-    stage = _key("scatter", pieces=named, seed=config.seed)
+    stage = _key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
     return ScatterWork(
         output_dir=_root(config), stage=stage, pieces=pieces, seed=config.seed, spill_dir=spill
     )

@@ -6,7 +6,7 @@ they are gathered in decides where one ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ _ROW_BYTES = 17
 # Of a record's frames and padding.
 _RECORD_BYTES = 1200
 _LARGEST_HASH = 2**64 - 1
+_HELD_PROBES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,30 @@ class Probes:
 def merge_probes(tables: Iterable[pa.RecordBatch]) -> Probes:
     """The probes of all runs, with the sums of their rows and bytes.
 
+    Never holds much more than the distinct probes, however many runs they are in.
+
     Raises:
         WorkError: `hash_collision`.
     """
-    table = pa.Table.from_batches(tables, PROBES_SCHEMA)
-    merged = table.group_by(["hash", "src_addr"]).aggregate([("rows", "sum"), ("dst_bytes", "sum")])
-    merged = merged.sort_by("hash")
+    merged = pa.Table.from_batches([], PROBES_SCHEMA)
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for table in tables:
+        held.append(table)
+        rows += table.num_rows
+        if rows > max(_HELD_PROBES, merged.num_rows):
+            merged, held, rows = _merge([*merged.to_batches(), *held]), [], 0
+    merged = _merge([*merged.to_batches(), *held]).sort_by("hash")
     hashes: NDArray[np.uint64] = merged["hash"].to_numpy()
     refuse_collisions(hashes)
     addresses = merged["src_addr"].cast(pa.large_string()).combine_chunks()
-    return Probes(hashes, addresses, merged["rows_sum"].to_numpy(), merged["dst_bytes_sum"].to_numpy())
+    return Probes(hashes, addresses, merged["rows"].to_numpy(), merged["dst_bytes"].to_numpy())
+
+
+def _merge(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    table = pa.Table.from_batches(batches, PROBES_SCHEMA)
+    sums = table.group_by(["hash", "src_addr"]).aggregate([("rows", "sum"), ("dst_bytes", "sum")])
+    return sums.rename_columns({"rows_sum": "rows", "dst_bytes_sum": "dst_bytes"}).cast(PROBES_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -147,20 +162,3 @@ def _cut_split(split: str, members: NDArray[np.int64], probes: Probes, shard_byt
         rows = int(probes.rows[members[low:high]].sum())
         plans.append(ShardPlan(split, int(first), int(last), high - low, rows))
     return plans
-
-
-def cut_portions(rows: NDArray[np.int64], portion_rows: int) -> list[tuple[int, int]]:
-    """Ranges of consecutive probes with at most `portion_rows` rows, or one probe.
-
-    >>> cut_portions(np.array([3, 3, 9, 1, 1]), 6)
-    [(0, 2), (2, 3), (3, 5)]
-    """
-    ends = np.cumsum(rows)
-    portions = []
-    low = 0
-    while low < len(rows):
-        before = int(ends[low - 1]) if low else 0
-        high = max(int(np.searchsorted(ends, before + portion_rows, side="right")), low + 1)
-        portions.append((low, high))
-        low = high
-    return portions

@@ -9,12 +9,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from schemas.errors import WorkError
 from tasks.probes.identity import Identity
+
+if TYPE_CHECKING:
+    import duckdb
 
 _SCHEMA = pa.schema(
     [
@@ -66,6 +69,9 @@ def compare(
     Raises:
         WorkError: DuckDB cannot read the source.
     """
+    # Runs import this module, and need no DuckDB.
+    import duckdb
+
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, _blocks(records))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch, duckdb.connect() as connection:
         links = _linked(identity, Path(scratch))

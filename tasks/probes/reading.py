@@ -1,4 +1,4 @@
-"""Reading measurements: row groups of many files as runs of at most half a million rows of one Arrow type.
+"""Reading measurements: row groups of many files as runs of at most a quarter of a million rows of one Arrow type.
 
 Types are made equal here (`CANONICAL`); whether a row can be used is decided afterwards, in `screening`.
 
@@ -22,7 +22,7 @@ from schemas.errors import InputError
 from schemas.probes import END_TIME_S, INPUT_COLUMNS
 from tasks.probes.inventory import Piece
 
-RUN_ROWS = 1 << 19
+RUN_ROWS = 1 << 18
 # 64 Ki rows of five columns stay within a core's share of the cache while they are converted.
 _BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20

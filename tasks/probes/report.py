@@ -38,25 +38,24 @@ class ShardCounts:
     measurements_up_to: Counter[str] = field(default_factory=Counter)
     record_bytes_up_to: Counter[str] = field(default_factory=Counter)
 
-    def add_block(self, block: Block, starts: NDArray[np.int64]) -> None:
-        """Count whole probes: `starts` is where each begins in the block."""
-        rows = np.diff(starts)
+    def add_block(self, block: Block) -> None:
+        """Count whole probes."""
+        rows = np.diff(block.starts)
         six = block.versions == 6
         self.probes += len(rows)
         self.measurements += int(rows.sum())
         self.failed += int((block.rtts < 0).sum())
-        self.ipv6 += int(six.sum())
-        self.ipv6_probes += int(np.logical_or.reduceat(six, starts[:-1]).sum())
+        self.ipv6 += int(rows[six].sum())
+        self.ipv6_probes += int(six.sum())
         self.most_measurements = max(self.most_measurements, int(rows.max()))
-        classes = np.bincount(np.ceil(np.log2(rows)).astype(np.int64))
-        self.measurements_up_to.update({str(power): int(n) for power, n in enumerate(classes) if n})
+        self.measurements_up_to.update(_up_to(rows))
 
-    def add_record(self, size: int) -> None:
-        """Count one record whose measurements take `size` bytes."""
-        self.records += 1
-        self.record_bytes += size
-        self.largest_record_bytes = max(self.largest_record_bytes, size)
-        self.record_bytes_up_to[str((size - 1).bit_length())] += 1
+    def add_records(self, sizes: NDArray[np.int64]) -> None:
+        """Count records whose measurements take so many bytes."""
+        self.records += len(sizes)
+        self.record_bytes += int(sizes.sum())
+        self.largest_record_bytes = max(self.largest_record_bytes, int(sizes.max()))
+        self.record_bytes_up_to.update(_up_to(sizes))
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as JSON keeps them."""
@@ -67,6 +66,12 @@ class ShardCounts:
                 ("record_bytes_up_to", self.record_bytes_up_to),
             )
         }
+
+
+def _up_to(values: NDArray[np.int64]) -> dict[str, int]:
+    """How many values of 1 and more there are up to each power of two, by its exponent."""
+    classes = np.bincount(np.ceil(np.log2(values)).astype(np.int64))
+    return {str(power): int(count) for power, count in enumerate(classes) if count}
 
 
 _SUMS = ("probes", "records", "measurements", "duplicates", "failed", "ipv6", "ipv6_probes", "record_bytes")

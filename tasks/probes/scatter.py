@@ -19,8 +19,9 @@ from tasks.probes.inventory import Piece
 from tasks.probes.reading import RUN_ROWS, read_runs
 from tasks.probes.screening import Columns, screen, unusable
 from tasks.probes.sorting import stable_order
-from tasks.probes.spill import PROBES_SCHEMA, ROWS_SCHEMA, RunRef, write_run
+from tasks.probes.spill import PROBES_SCHEMA, Run, RunRef, write_run
 from tasks.store.layout import stage_folder
+from tasks.store.memory import release_memory
 from tasks.store.rejects import RejectWriter
 
 REJECTS = "rejects.parquet"
@@ -55,6 +56,7 @@ def scatter_rows(work: ScatterWork) -> Receipt:
         WorkError: `hash_collision`: two probes have the same hash.
         StorageError: a run cannot be written.
     """
+    release_memory()
     root = Path(work.output_dir)
     spill = Path(work.spill_dir) if work.spill_dir else None
     records: list[FileRecord] = []
@@ -73,8 +75,8 @@ def scatter_rows(work: ScatterWork) -> Receipt:
                 rejects.add(*run.origin(row), reason, detail)
                 rejected[reason] += 1
             if usable:
-                rows, probes = sort_run(run.rows, columns, work.seed)
-                records += write_run(root, spill, RunRef(work.stage, runs), rows, probes)
+                sorted_run = sort_run(run.rows, columns, work.seed)
+                records.append(write_run(root, spill, RunRef(work.stage, runs), sorted_run))
                 rows_used += usable
                 runs += 1
         records += rejects.finish(root)
@@ -88,11 +90,8 @@ def scatter_rows(work: ScatterWork) -> Receipt:
     )
 
 
-def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> Run:
     """The usable rows of a run, sorted by the hash of their probe, ties in input order; and its probes.
-
-    Returns:
-        Batches of `spill.ROWS_SCHEMA` and `spill.PROBES_SCHEMA`.
 
     Raises:
         WorkError: `hash_collision`.
@@ -118,15 +117,6 @@ def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> tuple[pa.Reco
     lengths = pc.binary_length(targets).to_numpy()
     probe_rows = counts[present[by_hash]]
     starts = np.cumsum(probe_rows) - probe_rows
-    sorted_rows = pa.record_batch(
-        [
-            pa.array(columns.times[order]).view(pa.timestamp("us")),
-            pa.DictionaryArray.from_arrays(pa.array(dst_codes), targets),
-            pa.array(columns.versions[order]),
-            pa.array(columns.rtts[order]),
-        ],
-        schema=ROWS_SCHEMA,
-    )
     probes = pa.record_batch(
         [
             pa.array(sorted_hashes),
@@ -136,7 +126,7 @@ def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> tuple[pa.Reco
         ],
         schema=PROBES_SCHEMA,
     )
-    return sorted_rows, probes
+    return Run(probes, targets, columns.times[order], dst_codes, columns.rtts[order])
 
 
 def refuse_collisions(sorted_hashes: NDArray[np.uint64]) -> None:

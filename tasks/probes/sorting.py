@@ -1,4 +1,4 @@
-"""Stable sorting of rows by small integers, in 16-bit radix passes.
+"""Stable sorting of rows by small integers, in 16-bit radix passes; and cutting what is sorted into ranges.
 
 NumPy sorts 16-bit keys by radix, 2**20 of them in 30 ms; wider keys it compares, which takes three times as long in
 random order.
@@ -6,6 +6,7 @@ random order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,18 @@ def time_order(groups: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int
     order = np.arange(len(groups), dtype=np.int64)
     order[rows] = rows[np.lexsort((times[rows], groups[rows]))]
     return order
+
+
+def cut_ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive items that take at most `most` together, or of one item.
+
+    >>> list(cut_ranges(np.array([3, 3, 9, 1, 1]), 6))
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    ends = np.cumsum(sizes)
+    low = 0
+    while low < len(sizes):
+        before = int(ends[low - 1]) if low else 0
+        high = max(int(np.searchsorted(ends, before + most, side="right")), low + 1)
+        yield low, high
+        low = high

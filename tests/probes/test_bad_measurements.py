@@ -281,7 +281,7 @@ def test_kill_9_at_any_moment_and_run_again(tmp_path: Path) -> None:
     raw = {"input": str(source), "output_dir": str(output_dir), **changes}
     paths = [ROOT, ROOT / "tests", ROOT / "tests" / "probes"]
     seen: set[str] = set()
-    for awaited in ("rows.arrow.", "rows.arrow", ".tmp-part-000000", "part-000000", "manifest.json"):
+    for awaited in (".spill.", ".spill", ".tmp-part-000000", "part-000000", "manifest.json"):
         child = subprocess.Popen(
             [sys.executable, "-c", KILLED, json.dumps(raw)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},

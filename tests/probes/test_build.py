@@ -17,7 +17,7 @@ import pytest
 from measurements import ATLAS, build_serially, config_of, random_table, raw_records, records, row, write_rows
 from support import published_digests
 
-from schemas.errors import ConfigError, InputError, MissingExtraError
+from schemas.errors import ConfigError, InputError, IntegrityError, MissingExtraError
 from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_schema
 from schemas.run import RunManifest
 from tasks.probes import arrayrecord_writer
@@ -25,6 +25,7 @@ from tasks.probes.identity import identify
 from tasks.probes.inventory import take_inventory
 from tasks.probes.reading import read_runs
 from tasks.probes.validate import validate_probes, validate_records
+from tasks.store.receipts import Verify
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +154,10 @@ def test_bytes_do_not_depend_on_the_order_of_files_or_where_runs_are_spilled(
     )
     assert manifest.run_hash == built[1].run_hash
     assert published_digests(tmp_path / "out" / "latest") == published_digests(built[0].resolve())
-    assert list((tmp_path / "spill").rglob("*.rows.arrow"))
+    assert list((tmp_path / "spill").rglob("*.spill"))
     _, again = build_serially(config_of(source, tmp_path / "out", spill_dir=str(tmp_path / "spill")))
     assert again.executed == []
-    for path in (tmp_path / "spill").rglob("*.rows.arrow"):
+    for path in (tmp_path / "spill").rglob("*.spill"):
         path.unlink()
     _, again = build_serially(config_of(source, tmp_path / "out", spill_dir=str(tmp_path / "spill")))
     assert [task for task, _ in again.executed] == ["scatter"]
@@ -175,6 +176,34 @@ def test_bytes_do_not_depend_on_the_size_of_runs(
     monkeypatch.setattr(scatter, "read_runs", lambda pieces, _: read_runs(pieces, run_rows))
     build_serially(config_of(source, tmp_path))
     assert published_digests(tmp_path / "latest") == published_digests(built[0].resolve())
+
+
+@pytest.mark.parametrize("limit", ["gather._SHARED_TARGETS", "plan._HELD_PROBES", "records._TOGETHER_BYTES"])
+def test_bytes_do_not_depend_on_what_is_held_together(
+    source: Path,
+    built: tuple[Path, RunManifest],
+    tmp_path: Path,
+    limit: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"tasks.probes.{limit}", 0)
+    build_serially(config_of(source, tmp_path, partitions=3))
+    assert published_digests(tmp_path / "latest") == published_digests(built[0].resolve())
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 500, None])
+def test_a_damaged_run_is_told_and_made_again(source: Path, tmp_path: Path, damage: bytes | None) -> None:
+    build_serially(config_of(source, tmp_path))
+    [spill] = (tmp_path / "stages").rglob("*.spill")
+    whole = spill.read_bytes()
+    spill.write_bytes(whole[:-8] if damage is None else damage)
+    changed = config_of(source, tmp_path, compression="snappy")
+    with pytest.raises(IntegrityError) as caught:
+        build_serially(changed, verify=Verify.OFF)
+    assert (caught.value.code, caught.value.where) == ("bad_spill", str(spill))
+    _, serial = build_serially(changed)
+    assert [task for task, _ in serial.executed] == ["scatter", "gather", "gather"]
+    assert spill.read_bytes() == whole
 
 
 def test_seed_and_ratio_change_the_split_and_the_split_only(source: Path, tmp_path: Path) -> None:

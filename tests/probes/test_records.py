@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,41 +12,43 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from array_record.python.array_record_module import ArrayRecordReader
 from measurements import build_serially, config_of, random_table, raw_records
 from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError, StorageError, WorkError
 from schemas.probes import TEST, TRAIN, measurements_schema, record_schema
+from tasks.probes.arrayrecord_process import write_records
 from tasks.probes.arrayrecord_writer import ShardWriter, count_records
 from tasks.probes.decoding import read_record
-from tasks.probes.plan import Probes, SplitRule, cut_portions, cut_shards
-from tasks.probes.records import (
-    Block,
-    block_of,
-    cut_evenly,
-    encode_record,
-    measurement_pieces,
-    measurements_bytes,
-)
+from tasks.probes.plan import Probes, SplitRule, cut_shards
+from tasks.probes.records import Block, block_of, cut_evenly, encode_records, measurements_bytes
 from tasks.probes.scatter import refuse_collisions
-from tasks.probes.sorting import stable_order, time_order
+from tasks.probes.sorting import cut_ranges, stable_order, time_order
 from tasks.probes.validate import validate_records
 
 SIZES = [1, 2, 3, 5, 7, 8, 9, 63, 64, 65, 1_000]
 
 
-def a_block(rng: np.random.Generator, rows: int) -> Block:
-    dst = pa.array([f"198.51.{i % 7}.{i % 251}" for i in rng.integers(0, 5_000, rows)], pa.large_string())
-    return block_of(
-        np.sort(rng.integers(0, 10**15, rows)),
-        dst,
-        np.full(rows, 4, np.int8),
-        rng.normal(20, 9, rows).astype(np.float32),
-    )
+def a_block(rng: np.random.Generator, sizes: list[int]) -> Block:
+    """Probes of so many measurements, IPv4 and IPv6, with addresses of many lengths."""
+    rows = sum(sizes)
+    addresses = [f"2001:db8::{i:x}" if i % 3 == 1 else f"192.0.2.{i}" for i in range(len(sizes))]
+    targets = pa.array([f"198.51.{i % 7}.{i % 251}" for i in range(5_000)], pa.large_string())
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    times = np.concatenate([np.sort(rng.integers(0, 10**15, size)) for size in sizes])
+    codes = rng.integers(0, len(targets), rows).astype(np.int32)
+    return block_of(addresses, starts, times, codes, targets, rng.normal(20, 9, rows).astype(np.float32))
 
 
-def encode_measurements(block: Block, start: int, stop: int) -> bytes:
-    return b"".join(measurement_pieces(block, start, stop))
+def encoded(block: Block, max_bytes: int = 1 << 23) -> list[bytes]:
+    """The records of a block, one by one."""
+    records = []
+    for some in encode_records(block, max_bytes):
+        ends = np.cumsum(some.sizes)
+        assert ends[-1] == len(some.data)
+        records += [bytes(some.data[end - size : end]) for end, size in zip(ends, some.sizes, strict=True)]
+    return records
 
 
 def written_by_arrow(batch: pa.RecordBatch) -> bytes:
@@ -54,55 +58,63 @@ def written_by_arrow(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue()
 
 
-def fresh(block: Block, start: int, stop: int) -> pa.RecordBatch:
-    """The rows as arrays of their own, made from Python values."""
-    ends = block.dst_offsets.tolist()
-    data = bytes(block.dst_data)
-    dst = [
-        data[low:high].decode()
-        for low, high in zip(ends[start:stop], ends[start + 1 : stop + 1], strict=True)
-    ]
-    columns = [
-        block.times[start:stop].tolist(),
-        dst,
-        block.versions[start:stop].tolist(),
-        block.rtts[start:stop].tolist(),
-    ]
+def fresh(block: Block, probe: int) -> pa.RecordBatch:
+    """The measurements of a probe as arrays of their own, made from Python values."""
+    rows = slice(block.starts[probe], block.starts[probe + 1])
+    dst = [block.targets[code].as_py() for code in block.dst_codes[rows].tolist()]
+    times, rtts = block.times[rows].tolist(), block.rtts[rows].tolist()
+    columns = [times, dst, [int(block.versions[probe])] * len(times), rtts]
     return pa.record_batch(
         [pa.array(column, field.type) for column, field in zip(columns, measurements_schema(), strict=True)],
         schema=measurements_schema(),
     )
 
 
-@pytest.mark.parametrize("rows", SIZES)
-def test_a_record_is_what_arrow_writes_from_fresh_arrays(rows: int) -> None:
-    block = a_block(np.random.default_rng(rows), rows + 9)
-    blob = encode_measurements(block, 4, 4 + rows)
-    assert blob == written_by_arrow(fresh(block, 4, 4 + rows))
-    assert len(blob) == measurements_bytes(rows, int(block.dst_offsets[4 + rows] - block.dst_offsets[4]))
-    first, last = int(block.times[4]), int(block.times[3 + rows])
-    data = encode_record("192.0.2.1", [blob], rows, first, last, 0, 1)
-    values = [941121303211370278, blob, rows, (last - first) / 1e6, first, last, "192.0.2.1", 0, 1]
-    outer = pa.record_batch(
-        [pa.array([value], field.type) for value, field in zip(values, record_schema(), strict=True)],
-        schema=record_schema(),
-    )
-    assert data == written_by_arrow(outer)
-    record, broken = read_record(data)
-    assert broken == [] and record is not None
-    assert record.measurements.equals(fresh(block, 4, 4 + rows))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_records_are_what_arrow_writes_from_fresh_arrays(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Several chunks, odd and even sizes, one that is a chunk by itself.
+    sizes = [*SIZES, 60_000, *rng.integers(1, 3_000, 60).tolist(), 1]
+    block = a_block(rng, sizes)
+    records = encoded(block)
+    assert len(records) == len(sizes)
+    for probe, data in enumerate(records):
+        address, inner = block.addresses[probe], fresh(block, probe)
+        blob = written_by_arrow(inner)
+        texts = sum(map(len, inner.column(1).to_pylist()))
+        assert len(blob) == measurements_bytes(inner.num_rows, texts)
+        times = inner.column(0).cast(pa.int64()).to_pylist()
+        identifier = int(hashlib.md5(address.encode()).hexdigest()[:15], 16)  # noqa: S324
+        span = (times[-1] - times[0]) / 1e6
+        values = [identifier, blob, len(times), span, times[0], times[-1], address, 0, 1]
+        outer = pa.record_batch(
+            [pa.array([value], field.type) for value, field in zip(values, record_schema(), strict=True)],
+            schema=record_schema(),
+        )
+        assert data == written_by_arrow(outer)
+    record, broken = read_record(records[len(SIZES)])
+    assert record is not None and record.measurements.equals(fresh(block, len(SIZES)))
+    assert broken == []
 
 
 @pytest.mark.parametrize("limit", [4_096, 5_000, 20_000, 10**6])
 def test_cuts_are_even_and_within_the_limit(limit: int) -> None:
-    block = a_block(np.random.default_rng(limit), 3_000)
-    edges = cut_evenly(block, 100, 3_000, limit)
-    assert edges[0] == 100 and edges[-1] == 3_000 and edges == sorted(set(edges))
-    sizes = [len(encode_measurements(block, low, high)) for low, high in pairwise(edges)]
+    block = a_block(np.random.default_rng(limit), [100, 2_900, 3])
+    edges = cut_evenly(block.dst_offsets[100:3_001], limit)
+    assert edges[0] == 0 and edges[-1] == 2_900 and edges == sorted(set(edges))
+    ends = block.dst_offsets[np.array(edges) + 100]
+    sizes = measurements_bytes(np.diff(edges), np.diff(ends))
     assert max(sizes) <= limit
     assert max(sizes) - min(sizes) < 100
-    whole = len(encode_measurements(block, 100, 3_000))
+    whole = measurements_bytes(2_900, ends[-1] - ends[0])
     assert len(sizes) <= -(-whole // limit) + 1 + whole // limit // 3
+    found = [read_record(data)[0] for data in encoded(block, limit)]
+    parts = [record for record in found if record is not None and record.src_addr == block.addresses[1]]
+    assert [record.blob_bytes for record in parts] == sizes.tolist()
+    assert [(record.part, record.n_parts) for record in parts] == [(i, len(sizes)) for i in range(len(sizes))]
+    joined = pa.Table.from_batches([record.measurements for record in parts])
+    assert joined.equals(pa.Table.from_batches([fresh(block, 1)]))
+    assert found[-1] is not None and (found[-1].part, found[-1].n_parts) == (0, 1)
 
 
 @pytest.mark.parametrize("num_keys", [1, 2, 1 << 16, (1 << 16) + 1, 1 << 20])
@@ -144,12 +156,12 @@ def test_shards_hold_every_probe_once_and_are_about_equal() -> None:
     assert [(shard.split, shard.probes) for shard in one] == [(TRAIN, 200)]
 
 
-def test_portions_hold_every_probe_once() -> None:
-    rows = np.random.default_rng(2).integers(1, 100, 500)
-    portions = cut_portions(rows, 250)
-    assert portions[0][0] == 0 and portions[-1][1] == 500
-    assert all(before[1] == after[0] for before, after in pairwise(portions))
-    assert max(int(rows[low:high].sum()) for low, high in portions) <= 250
+def test_ranges_hold_every_item_once() -> None:
+    sizes = np.random.default_rng(2).integers(1, 100, 500)
+    ranges = list(cut_ranges(sizes, 250))
+    assert ranges[0][0] == 0 and ranges[-1][1] == 500
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
+    assert max(int(sizes[low:high].sum()) for low, high in ranges) <= 250
 
 
 def test_equal_hashes_are_refused() -> None:
@@ -158,25 +170,61 @@ def test_equal_hashes_are_refused() -> None:
     assert caught.value.code == "hash_collision" and caught.value.where == "seed"
 
 
+def write_shard(path: Path, *records: bytes) -> Path:
+    with ShardWriter(path, "group_size:1") as writer:
+        writer.add(np.array([len(record) for record in records]), b"".join(records))
+    return path
+
+
 def test_a_shard_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.arrayrecord"
     with pytest.raises(ZeroDivisionError), ShardWriter(path, "group_size:1") as writer:
-        writer.add(b"one")
+        writer.add(np.array([3]), b"one")
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
     with ShardWriter(path, "group_size:1") as writer:
-        writer.add(b"one")
+        writer.add(np.array([3, 0, 2]), b"onexx")
+        writer.add(np.array([], np.int64), b"")
         assert not path.exists()
-    assert count_records(path) == 1
+    assert ArrayRecordReader(str(path)).read_all() == [b"one", b"", b"xx"]
+    assert count_records(path) == 3
     record = writer.record(tmp_path)
     assert record.bytes == path.stat().st_size
-    with pytest.raises(StorageError):
-        ShardWriter(tmp_path / "b.arrayrecord", "no such option")
+    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     (tmp_path / "c.arrayrecord").write_bytes(path.read_bytes()[:100])
     for name in ("c.arrayrecord", "missing.arrayrecord"):
         with pytest.raises(IntegrityError) as caught:
             count_records(tmp_path / name)
         assert caught.value.code == "bad_arrayrecord"
+
+
+def test_what_the_writing_process_cannot_do_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "b.arrayrecord"
+    megabyte = np.array([1 << 20]), bytes(1 << 20)
+    with pytest.raises(StorageError, match="no such option") as caught:
+        write_shard(path, b"one")
+        with ShardWriter(path, "no such option") as writer:
+            for _ in range(4):
+                writer.add(*megabyte)
+    assert caught.value.where == str(path)
+    with pytest.raises(StorageError, match="ended with -9"), ShardWriter(path, "group_size:1") as writer:
+        writer._process.kill()
+        for _ in range(4):
+            writer.add(*megabyte)
+    # What was there stays.
+    assert count_records(path) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("sent", [0, 4, 8, 20, 24, 27])
+def test_the_writing_process_closes_no_file_that_was_not_finished(sent: int) -> None:
+    class Written(list[bytes]):
+        write = list.append
+
+    stream = struct.pack("<qqq", 2, 3, 5) + b"oneotherx"
+    written = Written()
+    assert not write_records(io.BytesIO(stream[:sent]), written)
+    assert written == ([b"one"] if sent >= 27 else [])
+    assert write_records(io.BytesIO(stream[:-1] + bytes(8)), written) and written[-1] == b"other"
 
 
 GOOD = {
@@ -234,8 +282,7 @@ def test_every_broken_rule_is_named(change: dict[str, Any], rule: str, tmp_path:
     assert read_record(by_hand())[1] == []
     assert rule in [name for name, _ in read_record(by_hand(**change))[1]]
     path = tmp_path / "train-00000-of-00001.arrayrecord"
-    with ShardWriter(path, "group_size:1") as writer:
-        writer.add(by_hand(**change))
+    write_shard(path, by_hand(**change))
     verdict = validate_records([path], "file", str(path))
     assert rule in {fault.rule for fault in verdict.errors}
 
@@ -249,10 +296,7 @@ def test_other_bytes_are_no_record() -> None:
 
 def test_faults_over_several_records(tmp_path: Path) -> None:
     def shard(name: str, *records: bytes) -> Path:
-        with ShardWriter(tmp_path / name, "group_size:1") as writer:
-            for record in records:
-                writer.add(record)
-        return tmp_path / name
+        return write_shard(tmp_path / name, *records)
 
     def rules(*shards: Path) -> set[str]:
         return {fault.rule for fault in validate_records(shards, "folder", "").errors}
@@ -279,9 +323,7 @@ def test_a_run_that_lost_or_gained_measurements_is_not_valid(tmp_path: Path) -> 
     path = folder / "train-00000-of-00001.arrayrecord"
     kept = raw_records(folder, "train")
     path.unlink()
-    with ShardWriter(path, "group_size:1") as writer:
-        for record in kept[1:]:
-            writer.add(record)
+    write_shard(path, *kept[1:])
     verdict = validate_probes(folder, manifest, full=True)
     assert {fault.rule for fault in verdict.errors} == {"totals"}
     assert "totals" in {fault.rule for fault in validate_probes(folder, manifest, full=False).errors}
@@ -290,20 +332,14 @@ def test_a_run_that_lost_or_gained_measurements_is_not_valid(tmp_path: Path) -> 
     assert record is not None
     changed = record.measurements.column(3).to_numpy().copy()
     changed[0] += 1
-    block = block_of(
-        record.times.copy(),
-        record.measurements.column(1).cast(pa.large_string()),
-        record.measurements.column(2).to_numpy().copy(),
-        changed,
-    )
     rows = len(changed)
-    blob = encode_measurements(block, 0, rows)
-    first, last = int(record.times[0]), int(record.times[-1])
-    forged = encode_record(record.src_addr, [blob], rows, first, last, 0, 1)
+    targets = record.measurements.column(1).cast(pa.large_string())
+    codes = np.arange(rows, dtype=np.int32)
+    [forged] = encoded(
+        block_of([record.src_addr], np.array([0, rows]), record.times.copy(), codes, targets, changed)
+    )
     path.unlink()
-    with ShardWriter(path, "group_size:1") as writer:
-        for data in [forged, *kept[1:]]:
-            writer.add(data)
+    write_shard(path, forged, *kept[1:])
     verdict = validate_probes(folder, manifest, full=True)
     assert [fault.rule for fault in verdict.errors] == ["contents", "contents"]
     (tmp_path / "a.parquet").unlink()
