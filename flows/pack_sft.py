@@ -87,7 +87,9 @@ def mill(
         inputs=tuple(identity.records()),
         seen=identity.seen,
     )
-    manifest = publish_with_report(publication(run), PackDetails(run), config.alarms, reuse, once)
+    manifest = publish_with_report(
+        publication(run), PackDetails(run, identity.tokenizer.folder), config.alarms, reuse, once
+    )
     log.info("published run %s: %d rows used of %d", manifest.run_hash, ledger.rows_used, ledger.rows_in)
     return manifest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,14 @@ from tasks.report.numbers import count, share
 from tasks.sft.packed import PackPlan
 from tasks.sft.plan import padded_length
 from tasks.sft.publish import PackedRun, run_statistics
+from tasks.sft.view import Decode, first_bins, load_decoder, spans
 from tasks.store.drift import fill_share
 from tasks.store.layout import stage_folder
+
+# What of the published bins is shown.
+_SAMPLED_BINS = 3
+_SHOWN_SEQUENCES = 3
+_SHOWN_TOKENS = 400
 
 # Sequences looked at in one go, about 50 MB of temporary arrays.
 _BLOCK_ITEMS = 1 << 20
@@ -28,6 +35,7 @@ class PackDetails:
     """See `tasks.report.compose.Details`."""
 
     run: PackedRun
+    tokenizer_folder: str
     steps: tuple[str, ...] = ("tokenize", "plan", "write")
 
     @property
@@ -88,7 +96,38 @@ class PackDetails:
         )
 
     def samples(self) -> tuple[Sample, ...]:
-        return ()
+        decode = load_decoder(Path(self.tokenizer_folder))
+        train = [entry for entry in self.run.packed if entry.split == "train"]
+        each = max(1, _SAMPLED_BINS // len(train))
+        return tuple(
+            _sample(f"{entry.dataset}, train, bin {number}", *arrays, decode)
+            for entry in train[:_SAMPLED_BINS]
+            for number, arrays in enumerate(
+                first_bins(Path(self.run.config.output_dir, entry.files()[0].path), each)
+            )
+        )
+
+
+def _sample(
+    title: str,
+    input_ids: NDArray[np.int32],
+    loss_mask: NDArray[np.uint8],
+    seq_start_id: NDArray[np.int32],
+    decode: Decode,
+) -> Sample:
+    """The first sequences of a bin, the first tokens of each."""
+    bounds = [*seq_start_id.tolist(), len(input_ids)]
+    sequences = []
+    shown = 0
+    for start, end in list(itertools.pairwise(bounds))[:_SHOWN_SEQUENCES]:
+        stop = min(end, start + _SHOWN_TOKENS)
+        shown += stop - start
+        sequences.append(spans(input_ids[start:stop], loss_mask[start:stop], decode))
+    note = (
+        f"{count(len(sequences))} of {count(len(seq_start_id))} sequences, {count(shown)} of "
+        f"{count(len(input_ids))} tokens; {count(int(loss_mask.sum()))} tokens of the bin carry loss"
+    )
+    return Sample(title, tuple(sequences), note)
 
 
 def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:

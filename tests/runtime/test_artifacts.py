@@ -113,6 +113,15 @@ def test_the_page_is_linked_and_there(told: dict[str, Run]) -> None:
     assert page.is_file() and page.parent.parent.name == "runs"
 
 
+def test_sampled_bins_mark_what_is_trained(told: dict[str, Run]) -> None:
+    lines = told["first"].text("pack-sft-bins").splitlines()
+
+    trained = [line for line in lines if line.startswith("┃ ")]
+    assert trained
+    assert all(re.fullmatch(r"┃ answer \d+ <b>\|`x`<\|im_end\|>", line) for line in trained)
+    assert any(line.startswith("  ask ") for line in lines)
+
+
 def test_what_was_found_done_is_told_apart(told: dict[str, Run]) -> None:
     for name, executed, cached in (("first", "1", "0"), ("again", "0", "1")):
         reuse = rows_of(told[name].text("pack-sft-summary"), "Work done and found done")

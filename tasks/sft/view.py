@@ -1,0 +1,80 @@
+"""Bins as people read them: sequences of text, with the stretches that are trained told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.report import Span
+
+# Token ids to text, special tokens included.
+Decode = Callable[[list[int]], str]
+
+
+def load_decoder(folder: Path) -> Decode:
+    """A decoder from a tokenizer's folder.
+
+    `tokenizer.json` is read without transformers, whose import takes seconds.
+
+    Raises:
+        OSError, ValueError: there is no tokenizer that can be read.
+    """
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    else:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def spans(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8], decode: Decode) -> tuple[Span, ...]:
+    """One sequence as text, cut where training begins or ends.
+
+    Every cut is placed by the length of the text before it, and all texts are slices of the whole: a character of
+    several tokens, or a space that only stands between words, is never torn or lost.
+
+    Args:
+        input_ids: int32[n], the sequence.
+        loss_mask: uint8[n], shifted as shards store it: entry j says whether token j + 1 is trained.
+
+    >>> letters = lambda ids: "".join(map(chr, ids))
+    >>> ids, mask = np.array([97, 98, 99, 100], np.int32), np.array([0, 1, 1, 0], np.uint8)
+    >>> [(span.text, span.trained) for span in spans(ids, mask, letters)]
+    [('ab', False), ('cd', True)]
+    """
+    if not len(input_ids):
+        return ()
+    trained = np.concatenate(([False], loss_mask[:-1] != 0))
+    cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(input_ids)]
+    ids = input_ids.tolist()
+    whole = decode(ids)
+    places = [0, *(min(len(decode(ids[:cut])), len(whole)) for cut in cuts[1:-1]), len(whole)]
+    return tuple(
+        Span(whole[start:stop], bool(trained[cut]))
+        for cut, start, stop in zip(cuts[:-1], places[:-1], places[1:], strict=True)
+        if stop > start
+    )
+
+
+def first_bins(
+    path: Path, count: int
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]]:
+    """The first bins of a Parquet shard: `input_ids`, `loss_mask`, `seq_start_id`."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        for batch in file.iter_batches(1, columns=["input_ids", "loss_mask", "seq_start_id"]):
+            if count <= 0:
+                return
+            count -= batch.num_rows
+            ids, mask, starts = (
+                batch.column(name).flatten().to_numpy() for name in ("input_ids", "loss_mask", "seq_start_id")
+            )
+            yield ids, mask, starts
