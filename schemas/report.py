@@ -51,14 +51,13 @@ class Chart:
 
     Attributes:
         caption: what the chart shows, as a sentence.
-        axis: what the labels are; `measure`: what the values are.
+        axis: what the labels are.
         upright: a histogram, whose labels are in order; else one line a label.
     """
 
     title: str
     caption: str
     axis: str
-    measure: str
     labels: tuple[str, ...]
     series: tuple[Series, ...]
     upright: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from tasks.corpus.publish import SampledRun, report
 from tasks.report.histogram import power_classes
-from tasks.report.numbers import binary, count, share, size
+from tasks.report.numbers import binary, count, share, size, some_of
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,8 @@ class SampleDetails:
     @property
     def subject(self) -> str:
         config = self.run.config
-        return (
-            f"{', '.join(dataset.name for dataset in config.datasets.values())} · seed {config.random_seed}"
-        )
+        names = some_of([dataset.name for dataset in config.datasets.values()])
+        return f"{names} · seed {config.random_seed}"
 
     def facts(self) -> tuple[Fact, ...]:
         buckets = report(self.run.buckets)
@@ -63,7 +62,6 @@ class SampleDetails:
                 "Requested and got",
                 "Documents of each bucket; a bucket with fewer than requested gives all it has.",
                 "bucket",
-                "documents",
                 tuple(f"{bucket['source']}/{bucket['bucket']}" for bucket in buckets),
                 tuple(
                     Series(
@@ -78,7 +76,6 @@ class SampleDetails:
                 "Text lengths",
                 "Sampled documents by their text's bytes; each class reaches up to a power of two.",
                 "bytes, up to",
-                "documents",
                 tuple(binary(end) for end in labels),
                 (Series("documents", tuple(map(float, counts)), tuple(count(value) for value in counts)),),
                 upright=True,

@@ -66,7 +66,6 @@ class TokenizerDetails:
                 "Bytes per token",
                 "On rows held out from training, by bucket; more is fewer tokens for the same text.",
                 "bucket",
-                "bytes per token",
                 tuple(bucket["bucket"] for bucket in measured),
                 (series,),
             ),

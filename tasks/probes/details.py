@@ -13,7 +13,7 @@ from tasks.probes.publish import WrittenRun, run_statistics, written_shards
 from tasks.probes.sampler import ProbeRowSampler
 from tasks.probes.source import ProbeRowDataSource
 from tasks.report.histogram import power_classes
-from tasks.report.numbers import binary, count, share, size
+from tasks.report.numbers import binary, count, share, size, some_of
 
 # Records whose padding is measured: one group of the loader, or less where records are large.
 _RECORDS = 256
@@ -29,7 +29,7 @@ class ProbeDetails:
 
     @property
     def subject(self) -> str:
-        names = ", ".join(Path(path).name or path for path in self.run.config.inputs)
+        names = some_of([Path(path).name or path for path in self.run.config.inputs])
         return f"{names} · split by {self.run.config.split.value}"
 
     def facts(self) -> tuple[Fact, ...]:
@@ -91,7 +91,6 @@ class ProbeDetails:
             "Measurements per probe",
             "Probes by how many measurements they have; each class reaches up to a power of two.",
             "measurements, up to",
-            "probes",
             tuple(binary(end) for end in ends),
             series,
             upright=True,
@@ -105,7 +104,6 @@ class ProbeDetails:
             f"Share of padding in crops of {count(sampler.crop_size)} tokens, measured on {count(records)} records "
             "of train with the loader's own sampling.",
             "layout",
-            "padding",
             tuple(shares),
             (Series("padding", tuple(shares.values()), tuple(share(value) for value in shares.values())),),
         )

@@ -32,13 +32,13 @@ _MOST_LINES = 30
 
 _STYLE = Markup(
     "<style>"
-    "text{{font:11px system-ui,sans-serif;fill:var(--ink-soft,#76808f)}}"
-    ".strong{{fill:var(--ink,#76808f)}}"
-    ".grid{{stroke:var(--line,#8a93a1);stroke-opacity:.35}}"
-    ".b0{{fill:var(--bar,#4f86c6)}}.b1{{fill:var(--bar-2,#c98a3c)}}"
-    ".track{{fill:var(--line,#8a93a1);fill-opacity:.3}}"
+    "text{font:11px system-ui,sans-serif;fill:var(--ink-soft,#7c8694)}"
+    ".strong{fill:var(--ink,#7c8694)}"
+    ".grid{stroke:var(--line,#8a93a1);stroke-opacity:.35}"
+    ".b0{fill:var(--bar,#4f86c6)}.b1{fill:var(--bar-2,#c98a3c)}"
+    ".track{fill:var(--line,#8a93a1);fill-opacity:.3}"
     "</style>"
-).format()
+)
 
 
 def draw(chart: Chart, alone: bool = False) -> Markup:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from schemas.report import Chart, Column, Fact, Report, Sample, Table
 from tasks.report import sections
+from tasks.report.numbers import count
 from tasks.report.rejects import reject_tables
 from tasks.report.reuse import Reuse
 from tasks.store.drift import Drift
 from tasks.store.environment import environment, versions
 from tasks.store.layout import MANIFEST
 from tasks.store.publish import Publication
+
+# Rows of a flow's own table; a sample may have thousands of buckets.
+_MOST_ROWS = 100
 
 log = logging.getLogger("gristmill.report")
 
@@ -88,7 +92,7 @@ def compose(work: ReportWork) -> Report:
         ledger=sections.ledger_table(publication.ledger),
         drift=sections.drift_table(work.drift),
         rejects=tried("the rejected rows", lambda: reject_tables(publication)),
-        details=tried("the tables", details.tables),
+        details=tried("the tables", lambda: tuple(_capped(table) for table in details.tables())),
         charts=tried("the plots", details.charts),
         samples=tried("the samples", details.samples),
         reuse=sections.reuse_table(work.reuse),
@@ -99,6 +103,14 @@ def compose(work: ReportWork) -> Report:
         links=_links(publication),
         remarks=tuple(remarks),
     )
+
+
+def _capped(table: Table) -> Table:
+    rest = len(table.rows) - _MOST_ROWS
+    if rest <= 0:
+        return table
+    note = f"{table.note} {count(rest)} more are in the manifest's statistics.".strip()
+    return replace(table, rows=table.rows[:_MOST_ROWS], note=note)
 
 
 def _links(publication: Publication) -> tuple[tuple[str, str], ...]:

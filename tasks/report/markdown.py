@@ -25,7 +25,7 @@ def summary(report: Report) -> str:
     if report.facts:
         lines += _grid(
             ["", *(escape(fact.label) for fact in report.facts)],
-            [["**now**", *(escape(fact.value) for fact in report.facts)]],
+            [["**this run**", *(escape(fact.value) for fact in report.facts)]],
             [False, *(True for _ in report.facts)],
         )
     for table in (report.drift, *report.details, report.ledger, *report.rejects):
@@ -50,6 +50,7 @@ def bins(samples: tuple[Sample, ...]) -> str:
             text = "\n".join(
                 f"{'┃' if span.trained else ' '} {line}"
                 for span in sequence
+                if span.text.strip("\n")
                 for line in span.text.strip("\n").split("\n")
             )
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

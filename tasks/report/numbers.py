@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -64,6 +66,16 @@ def binary(value: int) -> str:
         if value >= 1 << power:
             return f"{value >> power}{prefix}"
     return str(value)
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are.
+
+    >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {count(rest)} more" if rest > 0 else "")
 
 
 def _three_digits(value: float) -> str:

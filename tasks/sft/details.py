@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from schemas.sft import Count, PackConfig
 from tasks.report.histogram import even_classes, fill_classes
-from tasks.report.numbers import count, share
+from tasks.report.numbers import count, share, some_of
 from tasks.sft.packed import PackPlan
 from tasks.sft.plan import padded_length
 from tasks.sft.publish import PackedRun, run_statistics
@@ -40,7 +40,7 @@ class PackDetails:
 
     @property
     def subject(self) -> str:
-        names = ", ".join(dataset.name for dataset in self.run.config.datasets)
+        names = some_of([dataset.name for dataset in self.run.config.datasets])
         return f"{names} · {self.run.config.pack.size}"
 
     def facts(self) -> tuple[Fact, ...]:
@@ -144,11 +144,11 @@ def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _histogram(
-    title: str, caption: str, axis: str, measure: str, classes: tuple[list[str], list[int]]
+    title: str, caption: str, axis: str, counted: str, classes: tuple[list[str], list[int]]
 ) -> Chart:
     labels, counts = classes
-    series = Series(measure, tuple(map(float, counts)), tuple(count(value) for value in counts))
-    return Chart(title, caption, axis, measure, tuple(labels), (series,), upright=True)
+    series = Series(counted, tuple(map(float, counts)), tuple(count(value) for value in counts))
+    return Chart(title, caption, axis, tuple(labels), (series,), upright=True)
 
 
 def length_counts(plan: PackPlan, end: int) -> NDArray[np.int64]:

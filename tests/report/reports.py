@@ -43,10 +43,10 @@ def hostile_report() -> Report:
     series = Series(next(texts), values, tuple(f"{next(texts)}{value}" for value in values))
     other = Series(next(texts), values[::-1], tuple(map(str, values[::-1])))
     charts = (
-        Chart(next(texts), next(texts), next(texts), next(texts), labels, (series,), upright=True),
-        Chart(next(texts), next(texts), next(texts), next(texts), labels, (series, other), upright=True),
-        Chart(next(texts), next(texts), next(texts), next(texts), labels, (series,)),
-        Chart(next(texts), next(texts), next(texts), next(texts), labels, (other, series)),
+        Chart(next(texts), next(texts), next(texts), labels, (series,), upright=True),
+        Chart(next(texts), next(texts), next(texts), labels, (series, other), upright=True),
+        Chart(next(texts), next(texts), next(texts), labels, (series,)),
+        Chart(next(texts), next(texts), next(texts), labels, (other, series)),
     )
     spans = tuple(Span(text, number % 2 == 1) for number, text in enumerate(HOSTILE))
     nodes = tuple(Node(text, text) for text in HOSTILE)

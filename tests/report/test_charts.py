@@ -13,7 +13,7 @@ from tasks.report.charts import draw
 def chart(*series: tuple[float, ...], upright: bool, labels: tuple[str, ...] = ()) -> Chart:
     names = labels or tuple(f"class {i}" for i in range(len(series[0])))
     made = tuple(Series(f"s{i}", values, tuple(map(str, values))) for i, values in enumerate(series))
-    return Chart("Title", "What it shows.", "axis", "measure", names, made, upright)
+    return Chart("Title", "What it shows.", "axis", names, made, upright)
 
 
 def elements(drawn: Chart, kind: str, **attributes: str) -> list[ET.Element]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import chat, config_of, mill_serially, published_digests, write_jsonl
 
-from schemas.report import Chart, Fact, Sample, Series, Table
+from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from schemas.run import FileRecord, InputRecord, RowLedger
 from tasks.report import steps
 from tasks.report.compose import ReportWork, compose
@@ -20,7 +20,7 @@ from tasks.sft.details import PackDetails
 from tasks.store.publish import Publication
 from tasks.validation import validate_path
 
-CHART = Chart("A plot", "What it shows.", "x", "y", ("a",), (Series("s", (1.0,), ("1",)),))
+CHART = Chart("A plot", "What it shows.", "x", ("a",), (Series("s", (1.0,), ("1",)),))
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,17 @@ def test_a_part_that_fails_is_left_out_and_named(
     [remark] = report.remarks
     assert f"ZeroDivisionError: no {part} today" in remark
     assert "the report goes without" in caplog.text
+
+
+def test_a_table_of_thousands_is_cut_and_says_so(tmp_path: Path) -> None:
+    class Many(Told):
+        def tables(self) -> tuple[Table, ...]:
+            return (Table("Buckets", (Column("bucket"),), tuple((str(i),) for i in range(5_000))),)
+
+    [table] = compose(ReportWork(publication(tmp_path), Many())).details
+
+    assert [row[0] for row in table.rows] == [str(i) for i in range(100)]
+    assert "4,900 more" in table.note
 
 
 def test_reject_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
