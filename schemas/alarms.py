@@ -18,6 +18,7 @@ class RowAlarms(Config):
     max_row_change: float | None = Field(
         0.25,
         ge=0,
+        le=1_000_000,
         title="Most change of rows",
         description="Relative change, up or down, of the rows read or used; 0.25 is a quarter. Empty: not looked at.",
     )

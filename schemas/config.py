@@ -11,12 +11,16 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, to_jsonable_python
 
 from schemas.errors import ConfigError
 
 _NOT_HASHED = "x-not-hashed"
+
+# The largest whole number that a browser's form, and JSON in most languages, carries exactly.
+LARGEST = 2**53 - 1
 
 
 def execution_only(default: Any, **kwargs: Any) -> Any:
@@ -38,6 +42,28 @@ class Config(BaseModel):
     """A frozen model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema that Prefect's form is drawn from, with what pydantic leaves out.
+
+        That is each field's place (the form sorts by it, and databases may reorder keys), its title where it refers
+        to another definition, and its default where a factory makes it.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for position, (name, shown) in enumerate(properties.items()):
+            field = cls.model_fields[name]
+            shown["position"] = position
+            if field.title is not None:
+                shown["title"] = field.title
+            if field.default_factory is not None:
+                shown["default"] = to_jsonable_python(
+                    field.get_default(call_default_factory=True, validated_data={})
+                )
+        return schema
 
     @classmethod
     def parse(cls, raw: Any) -> Self:

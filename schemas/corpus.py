@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
-from schemas.config import Config, by_content, execution_only
+from schemas.config import LARGEST, Config, by_content, execution_only
+from schemas.forms import FOLDER_NAME, GZIP_LEVELS, SOME_BUCKETS
 
 FLOW = "sample-corpus"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -48,29 +49,38 @@ class SampleCompression(StrEnum):
 class BucketConfig(Config):
     """How many documents to take from one bucket."""
 
-    count: int = Field(ge=0, title="Count", description="Documents to keep; all of them if there are fewer.")
+    count: int = Field(
+        ge=0, le=LARGEST, title="Count", description="Documents to keep; all of them if there are fewer."
+    )
 
 
 class CorpusDatasetConfig(Config):
     """One corpus: a folder with a sub-folder of Parquet files for each bucket."""
+
+    model_config = ConfigDict(json_schema_extra=SOME_BUCKETS)
 
     name: str = Field(min_length=1, title="Name", description="Written to the column source_dataset.")
     source: str = by_content(
         ..., min_length=1, title="Source", description="Folder that holds one sub-folder for each bucket."
     )
     samples: int | None = execution_only(
-        None, ge=0, title="Samples", description="Informative: what the bucket counts add up to."
+        None, ge=0, le=LARGEST, title="Samples", description="Informative: what the bucket counts add up to."
     )
     buckets: dict[str, BucketConfig] = Field(
-        default_factory=dict, title="Buckets", description="Count for each bucket, by folder name."
+        default_factory=dict,
+        title="Buckets",
+        description="Count for each bucket, by folder name.",
+        json_schema_extra={"propertyNames": FOLDER_NAME},
     )
     stars_filter: dict[str, BucketConfig] = Field(
         default_factory=dict,
         title="Stars filter",
         description="Older name of buckets; used when buckets is empty.",
+        json_schema_extra={"propertyNames": FOLDER_NAME},
     )
     text_column: str | None = Field(
         None,
+        min_length=1,
         title="Text column",
         description="Column of the text; by default 'content' when the name contains 'github', else 'text'.",
     )
@@ -80,8 +90,11 @@ class CorpusDatasetConfig(Config):
         title="File glob",
         description="Files of a bucket, relative to its folder.",
     )
-    keep_columns: tuple[str, ...] = Field(
-        (), title="Keep columns", description="Further columns of the source to copy into the sample."
+    keep_columns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        title="Keep columns",
+        description="Further columns of the source to copy into the sample.",
+        json_schema_extra={"uniqueItems": True},
     )
 
     @field_validator("buckets", "stars_filter", mode="before")
@@ -130,6 +143,8 @@ class CorpusDatasetConfig(Config):
 class SampleCorpusConfig(Config):
     """A deterministic, exact sample of bucketed Parquet corpora."""
 
+    model_config = ConfigDict(json_schema_extra=GZIP_LEVELS)
+
     output_dir: str = execution_only(
         ...,
         min_length=1,
@@ -145,7 +160,9 @@ class SampleCorpusConfig(Config):
     output_format: Literal["parquet"] = Field(
         "parquet", title="Output format", description="Only parquet is supported."
     )
-    max_rows: int = Field(500_000, ge=1, title="Rows a file", description="Most rows of one output file.")
+    max_rows: int = Field(
+        500_000, ge=1, le=LARGEST, title="Rows a file", description="Most rows of one output file."
+    )
     compression: SampleCompression = Field(
         SampleCompression.ZSTD, title="Compression", description="Parquet compression codec."
     )
@@ -155,12 +172,14 @@ class SampleCorpusConfig(Config):
     min_characters: int = Field(
         0,
         ge=0,
+        le=LARGEST,
         title="Shortest text",
         description="Documents with fewer characters are filtered before selection.",
     )
     max_characters: int | None = Field(
         None,
         ge=1,
+        le=LARGEST,
         title="Longest text",
         description="Documents with more characters are filtered before selection.",
     )
@@ -184,6 +203,7 @@ class SampleCorpusConfig(Config):
     batch_rows: int = execution_only(
         50_000,
         ge=1,
+        le=LARGEST,
         title="Batch rows",
         description="Accepted for older configurations; reading adapts by itself.",
     )

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only
+from schemas.forms import ZSTD_LEVELS
 
 FLOW = "build-probe-rows"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -56,10 +57,15 @@ class RecordCompression(StrEnum):
     NONE = "none"
 
 
+PathText = Annotated[str, Field(min_length=1)]
+
+
 class BuildProbeRowsConfig(Config):
     """Network measurements to one record per source probe, train and test divided by probe."""
 
-    input: str | tuple[str, ...] = by_content(
+    model_config = ConfigDict(json_schema_extra=ZSTD_LEVELS)
+
+    input: PathText | tuple[PathText, ...] = by_content(
         ...,
         min_length=1,
         title="Input",
@@ -132,13 +138,6 @@ class BuildProbeRowsConfig(Config):
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )
-
-    @field_validator("input")
-    @classmethod
-    def _paths_are_not_empty(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if not all((given,) if isinstance(given, str) else given):
-            raise ValueError("an input path is empty; give a file, a folder or a glob")
-        return given
 
     @model_validator(mode="after")
     def _level_belongs_to_zstd(self) -> BuildProbeRowsConfig:

@@ -19,11 +19,12 @@ import os
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
-from schemas.config import Config, by_content, execution_only
+from schemas.config import LARGEST, Config, by_content, execution_only
+from schemas.forms import GZIP_LEVELS
 from schemas.sft_fields import Dialect, FieldMapping
 
 FLOW = "pack-sft"
@@ -41,7 +42,8 @@ METADATA_COUNT = b"gristmill.count"
 METADATA_TOKENIZER = b"gristmill.tokenizer_sha256"
 METADATA_VOCABULARY = b"gristmill.vocabulary_size"
 
-DATASET_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
+# Letters, digits and "_", then also "." and "-", but never "..".
+DATASET_NAME = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.?$"
 SPLIT_NAMES = ("train", "valid", "test")
 # What a chat template is called with, conversation by conversation.
 _RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -97,8 +99,10 @@ class DatasetConfig(Config):
 
     name: str = Field(
         pattern=DATASET_NAME,
+        max_length=100,
         title="Name",
-        description="Unique name; becomes a folder name, so letters, digits, '.', '_' and '-' only.",
+        description="Unique name of at most 100 characters; becomes a folder name, so letters, digits, '.', '_' and "
+        "'-' only, and no '..'.",
     )
     path: str = by_content(
         ...,
@@ -123,13 +127,6 @@ class DatasetConfig(Config):
         description="Keep only rows whose field equals the value, or is a list that contains it.",
     )
 
-    @field_validator("name")
-    @classmethod
-    def _stays_in_its_folder(cls, name: str) -> str:
-        if ".." in name:
-            raise ValueError("a data set name must not contain '..'")
-        return name
-
 
 class TokenizerConfig(Config):
     """The tokenizer and its chat template."""
@@ -141,10 +138,14 @@ class TokenizerConfig(Config):
         description="A local folder with tokenizer.json, or a hub id (give its revision).",
     )
     revision: str | None = by_content(
-        None, title="Revision", description="Commit or tag of a hub id; required for hub ids."
+        None,
+        min_length=1,
+        title="Revision",
+        description="Commit or tag of a hub id; required for hub ids.",
     )
     chat_template: str | None = by_content(
         None,
+        min_length=1,
         title="Chat template",
         description="A template file, or the template itself; empty means the tokenizer's own.",
     )
@@ -220,6 +221,8 @@ class PackConfig(Config):
 class StorageConfig(Config):
     """How packed shards are stored."""
 
+    model_config = ConfigDict(json_schema_extra=GZIP_LEVELS)
+
     format: StorageFormat = Field(StorageFormat.PARQUET, title="Format", description="Format of the shards.")
     row_group_size: int = Field(
         64, ge=1, le=100_000, title="Row group size", description="Bins per Parquet row group."
@@ -231,7 +234,11 @@ class StorageConfig(Config):
         1, ge=1, le=22, title="Compression level", description="Level for zstd (1-22) and gzip (1-9)."
     )
     shard_tokens: int = Field(
-        2**26, ge=1, title="Shard tokens", description="A shard is closed once it holds this many tokens."
+        2**26,
+        ge=1,
+        le=LARGEST,
+        title="Shard tokens",
+        description="A shard is closed once it holds this many tokens.",
     )
 
     @model_validator(mode="after")

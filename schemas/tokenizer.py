@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from schemas.alarms import RowAlarms, alarms_field
-from schemas.config import Config, by_content, execution_only
+from schemas.config import LARGEST, Config, by_content, execution_only
 
 FLOW = "train-tokenizer"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -56,18 +57,26 @@ class TrainTokenizerConfig(Config):
         64_000, ge=_BYTES, le=2**24, title="Vocabulary size", description="Bytes and special tokens included."
     )
     min_frequency: int = Field(
-        2, ge=1, title="Smallest frequency", description="Pairs seen less often are not merged."
+        2, ge=1, le=LARGEST, title="Smallest frequency", description="Pairs seen less often are not merged."
     )
-    special_tokens: tuple[str, ...] = Field(
+    special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (END_OF_TEXT, TURN_START, TURN_END),
         min_length=1,
         title="Special tokens",
         description="They get the first ids, in this order.",
+        json_schema_extra={"uniqueItems": True},
     )
-    eos_token: str = Field(TURN_END, title="End of sequence", description="One of the special tokens.")
-    pad_token: str = Field(END_OF_TEXT, title="Padding", description="One of the special tokens.")
+    eos_token: str = Field(
+        TURN_END, min_length=1, title="End of sequence", description="One of the special tokens."
+    )
+    pad_token: str = Field(
+        END_OF_TEXT, min_length=1, title="Padding", description="One of the special tokens."
+    )
     chat_template: str = by_content(
-        CHAT_TEMPLATE, title="Chat template", description="A template file, or the template itself."
+        CHAT_TEMPLATE,
+        min_length=1,
+        title="Chat template",
+        description="A template file, or the template itself.",
     )
     held_out: float = Field(
         0.01, ge=0, lt=1, title="Held out", description="Share of rows kept from training, to measure on."

@@ -27,7 +27,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "slash in a name": (dataset(name="a/b"), "datasets[0].name: Unique name"),
     "dots": (dataset(name=".."), "datasets[0].name: Unique name"),
-    "dots inside": (dataset(name="a..b"), "datasets[0].name: a data set name must not contain '..'"),
+    "dots inside": (dataset(name="a..b"), "datasets[0].name: Unique name of at most 100 characters"),
     "newline in a name": (dataset(name="a\n"), "(got 'a\\n')"),
     "empty name": (dataset(name=""), "datasets[0].name: Unique name"),
     "no name": ({"datasets": [{"path": "x"}]}, "datasets[0].name: this field is required and missing"),
