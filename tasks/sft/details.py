@@ -48,7 +48,7 @@ class PackDetails:
         ledger = self.run.ledger
         tokens, trained = statistics["tokens"], statistics["trained_tokens"]
         return (
-            Fact("conversations used", count(ledger.rows_used), f"of {count(ledger.rows_in)} read"),
+            Fact("conversations", count(ledger.rows_used), f"used, of {count(ledger.rows_in)} read"),
             Fact(
                 "rejected", share(ledger.rows_rejected, ledger.rows_in), f"{count(ledger.rows_rejected)} rows"
             ),

@@ -99,7 +99,7 @@ def test_the_headline_numbers_are_those_of_the_manifest(
 
     lengths, costs = shards(config)
     facts = {fact.label: fact.value for fact in report.facts}
-    assert facts["conversations used"] == "300"
+    assert facts["conversations"] == "300"
     assert facts["rejected"] == "0.3%"
     assert facts["bins"] == f"{len(costs):,}"
     assert facts["tokens"] == f"{sum(lengths):,}"
