@@ -93,7 +93,7 @@ def compose(work: ReportWork) -> Report:
         drift=sections.drift_table(work.drift),
         rejects=tried("the rejected rows", lambda: reject_tables(publication)),
         details=tried("the tables", lambda: tuple(_capped(table) for table in details.tables())),
-        charts=tried("the plots", details.charts),
+        charts=tried("the plots", details.charts) + sections.losses_chart(publication.ledger),
         samples=tried("the samples", details.samples),
         reuse=sections.reuse_table(work.reuse),
         lineage=sections.lineage(publication.stages, details.steps, publication.inputs, publication.run_hash),

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from schemas.report import Column, Lineage, Node, Table
+from schemas.report import Chart, Column, Lineage, Node, Series, Table
 from schemas.run import InputRecord, RowLedger
 from tasks.report.numbers import count, share, size
 from tasks.report.reuse import Reuse
@@ -35,6 +35,27 @@ def ledger_table(ledger: RowLedger) -> Table:
         tuple((name, count(rows), share(rows, ledger.rows_in)) for name, rows in lines),
         "Every row read is used, not selected, filtered, a duplicate, or rejected.",
     )
+
+
+def losses_chart(ledger: RowLedger) -> tuple[Chart, ...]:
+    """Rows used, and left out for what reason; nothing if every row was used."""
+    left_out = {
+        "not selected": ledger.not_selected,
+        "filtered": ledger.filtered,
+        "duplicates": ledger.duplicates,
+        **{f"rejected: {reason}": rows for reason, rows in ledger.rejected.items()},
+    }
+    by_rows = sorted(((name, rows) for name, rows in left_out.items() if rows), key=lambda pair: -pair[1])
+    if not by_rows:
+        return ()
+    lines = [("used", ledger.rows_used), *by_rows]
+    series = Series(
+        "rows",
+        tuple(float(rows) for _, rows in lines),
+        tuple(f"{count(rows)} · {share(rows, ledger.rows_in)}" for _, rows in lines),
+    )
+    names = tuple(name for name, _ in lines)
+    return (Chart("Where rows went", "Rows used, and rows left out by reason.", "rows", names, (series,)),)
 
 
 def drift_table(drift: Drift | None) -> Table | None:

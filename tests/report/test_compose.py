@@ -100,6 +100,22 @@ def test_a_part_that_fails_is_left_out_and_named(
     assert "the report goes without" in caplog.text
 
 
+def test_where_rows_went_is_drawn_if_any_were_left_out(tmp_path: Path) -> None:
+    ledger = RowLedger(rows_in=10, rows_used=4, duplicates=1, filtered=3, rejected={"bad": 2})
+
+    chart = compose(ReportWork(publication(tmp_path, ledger=ledger), Told())).charts[-1]
+
+    assert chart.title == "Where rows went"
+    assert dict(zip(chart.labels, chart.series[0].values, strict=True)) == {
+        "used": 4,
+        "filtered": 3,
+        "rejected: bad": 2,
+        "duplicates": 1,
+    }
+    assert sum(chart.series[0].values) == ledger.rows_in
+    assert compose(ReportWork(publication(tmp_path), Told())).charts == (CHART,)
+
+
 def test_a_table_of_thousands_is_cut_and_says_so(tmp_path: Path) -> None:
     class Many(Told):
         def tables(self) -> tuple[Table, ...]:

@@ -99,7 +99,7 @@ def test_a_run_shows_its_ledger_rejects_outputs_and_plots(told: dict[str, Run]) 
     assert rows_of(summary, "Rejected rows by reason") == [["invalid_json", "1", "2.4%"]]
     assert any(row[0].startswith("datasets/chats") for row in rows_of(summary, "Outputs"))
     plots = re.findall(r"!\[([^\]]*)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", summary)
-    assert [title for title, _ in plots] == ["Sequence lengths", "Fill of the bins"]
+    assert [title for title, _ in plots] == ["Sequence lengths", "Fill of the bins", "Where rows went"]
     for _, data in plots:
         ET.fromstring(base64.b64decode(data))  # noqa: S314 - our own output
     assert "```mermaid\nflowchart LR\n" in summary
