@@ -7,9 +7,9 @@ The sets are synthetic and heavy-tailed: the busiest probe of 10 million measure
 8 MiB holds; 42% of the probes are IPv6, 8% of the measurements failed, a few are NaN or null. The contenders run in
 turn, each in a process of its own, over a warm page cache:
 
-- ours: all steps of the flow with receipts, checksums, fsync and publishing, on two threads; without Prefect's
-  start-up and without hashing the inputs for the run's identity. `spread` runs the steps in two worker processes
-  instead, whose start counts;
+- ours: all steps of the flow with receipts, checksums, fsync and publishing, on two threads and in the processes they
+  start; without Prefect's start-up and without hashing the inputs for the run's identity. `spread` runs the steps in
+  two worker processes instead, whose start counts;
 - known: `LIST(STRUCT_PACK(…) ORDER BY event_time) … GROUP BY src_addr` to Parquet by DuckDB, then two worker
   processes that make Python objects of the lists, records of those with `from_pylist`, and files of their own, then a
   merge into train and test;

@@ -23,8 +23,6 @@ from schemas.probes import END_TIME_S, INPUT_COLUMNS
 from tasks.probes.inventory import Piece
 
 RUN_ROWS = 1 << 18
-# 64 Ki rows of five columns stay within a core's share of the cache while they are converted.
-_BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20
 _ADDRESS = pa.dictionary(pa.int32(), pa.string())
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
@@ -76,7 +74,7 @@ def read_runs(pieces: Sequence[Piece], run_rows: int = RUN_ROWS) -> Iterator[Run
     held = 0
     for piece in pieces:
         row = piece.first_row
-        for batch in _batches(piece, min(run_rows, _BATCH_ROWS)):
+        for batch in _batches(piece, run_rows):
             if held + batch.num_rows > run_rows and batches:
                 yield _run(batches, spans)
                 batches, spans, held = [], [], 0

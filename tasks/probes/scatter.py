@@ -102,8 +102,7 @@ def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> Run:
     addresses, targets = rows.column(1).dictionary, rows.column(2).dictionary
     counts = np.bincount(src_codes, minlength=len(addresses))
     present = np.flatnonzero(counts)
-    present_addresses = addresses.take(pa.array(present))
-    present_hashes = probe_hashes(present_addresses, seed)
+    present_hashes = probe_hashes(addresses, seed)[present]
     by_hash = np.argsort(present_hashes, kind="stable")
     sorted_hashes = present_hashes[by_hash]
     refuse_collisions(sorted_hashes)
@@ -120,7 +119,7 @@ def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> Run:
     probes = pa.record_batch(
         [
             pa.array(sorted_hashes),
-            present_addresses.take(pa.array(by_hash)),
+            addresses.take(pa.array(present[by_hash])),
             pa.array(probe_rows),
             pa.array(np.add.reduceat(lengths[dst_codes], starts, dtype=np.int64)),
         ],

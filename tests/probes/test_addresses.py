@@ -1,0 +1,33 @@
+"""What is remembered of addresses equals what is computed, whatever was asked for before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tasks.probes import addresses
+from tasks.probes.addresses import families, family, probe_hash, probe_hashes
+
+
+@pytest.mark.parametrize("remembered", [0, 5, 1 << 18])
+def test_look_ups_equal_the_functions(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_REMEMBERED", remembered)
+    rng = np.random.default_rng(remembered)
+    pool = [f"192.0.2.{i}" for i in range(300)] + [f"2001:db8::{i:x}" for i in range(300)] + ["", "x", "é"]
+    for size in (0, 1, 1, 400, 30, 30, 600, 7):
+        texts = rng.choice(pool, size, replace=False).tolist()
+        array = pa.array(texts, pa.string())
+        for given in (array, array, pa.concat_arrays([pa.array(["skipped"]), array]).slice(1)):
+            assert families(given).tolist() == [*(family(text.encode()) for text in texts), 0]
+            for seed in (42, -1):
+                assert probe_hashes(given, seed).tolist() == [
+                    probe_hash(text.encode(), seed) for text in texts
+                ]
+
+
+def test_bytes_that_are_no_text() -> None:
+    values = pa.array([b"\xff\xfe", b"192.0.2.1"], pa.binary())
+    broken = pa.StringArray.from_buffers(2, values.buffers()[1], values.buffers()[2])
+    for _ in range(2):
+        assert families(broken).tolist() == [0, 4, 0]
