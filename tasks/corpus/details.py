@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from tasks.corpus.publish import SampledRun, report
 from tasks.report.histogram import power_classes
-from tasks.report.numbers import binary, count, share, size, some_of
+from tasks.report.numbers import binary, count, counted, share, size, some_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class SampleDetails:
             Fact("documents sampled", count(sampled), f"of {count(requested)} requested"),
             Fact("share of the corpus", share(sampled, rows), f"of {count(rows)} documents"),
             Fact("text", size(text), f"{size(text / sampled)} a document" if sampled else ""),
-            Fact("stored", size(stored), f"in {count(shards)} shards"),
-            Fact("buckets", count(len(buckets)), f"of {count(len(self.run.config.datasets))} sources"),
+            Fact("stored", size(stored), f"in {counted(shards, 'shard')}"),
+            Fact("buckets", count(len(buckets)), f"of {counted(len(self.run.config.datasets), 'source')}"),
         )
 
     def tables(self) -> tuple[Table, ...]:

@@ -13,7 +13,7 @@ from tasks.probes.publish import WrittenRun, run_statistics, written_shards
 from tasks.probes.sampler import ProbeRowSampler
 from tasks.probes.source import ProbeRowDataSource
 from tasks.report.histogram import power_classes
-from tasks.report.numbers import binary, count, share, size, some_of
+from tasks.report.numbers import binary, count, counted, share, size, some_of
 
 # Records whose padding is measured: one group of the loader, or less where records are large.
 _RECORDS = 256
@@ -43,10 +43,10 @@ class ProbeDetails:
             Fact(
                 "rejected", share(ledger.rows_rejected, ledger.rows_in), f"{count(ledger.rows_rejected)} rows"
             ),
-            Fact("probes", count(statistics["probes"]), f"in {count(statistics['records'])} records"),
+            Fact("probes", count(statistics["probes"]), f"in {counted(statistics['records'], 'record')}"),
             Fact("failed", share(statistics["failed"], rows), "of the measurements"),
             Fact("IPv6", share(ipv6, rows), "of the measurements"),
-            Fact("stored", size(stored), f"in {count(statistics['shards'])} shards"),
+            Fact("stored", size(stored), f"in {counted(statistics['shards'], 'shard')}"),
         )
 
     def tables(self) -> tuple[Table, ...]:

@@ -16,6 +16,15 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "file"), counted(1200, "file")
+    ('1 file', '1,200 files')
+    """
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def share(part: float, whole: float = 1.0) -> str:
     """A share in percent; what is not quite all or nothing never looks like it.
 

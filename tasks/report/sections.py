@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from schemas.report import Chart, Column, Lineage, Node, Series, Table
 from schemas.run import InputRecord, RowLedger
-from tasks.report.numbers import count, share, size
+from tasks.report.numbers import count, counted, share, size
 from tasks.report.reuse import Reuse
 from tasks.store.drift import Drift, Measure
 from tasks.store.publish import Publication
@@ -103,7 +103,7 @@ def inputs_table(inputs: Sequence[InputRecord]) -> Table:
     """The input files, with the head of their digests."""
     lines = [(record.source, record.path, size(record.bytes), _digest(record.digest)) for record in inputs]
     rest = len(lines) - _MOST_FILES
-    note = f"{count(len(inputs))} files, {size(sum(record.bytes for record in inputs))}"
+    note = f"{counted(len(inputs), 'file')}, {size(sum(record.bytes for record in inputs))}"
     if rest > 0:
         note += f"; {count(rest)} more are listed in inputs.json"
     columns = (Column("source"), Column("file"), Column("size", True), Column("digest"))
@@ -120,7 +120,7 @@ def outputs_table(publication: Publication) -> Table:
     sizes |= {name: len(content) for name, content in publication.documents.items()}
     lines = [(name, size(num_bytes)) for name, num_bytes in sorted(sizes.items())]
     rest = len(lines) - _MOST_FILES
-    note = f"{count(len(sizes))} files, {size(sum(sizes.values()))}"
+    note = f"{counted(len(sizes), 'file')}, {size(sum(sizes.values()))}"
     if rest > 0:
         note += f"; {count(rest)} more are listed in manifest.json"
     return Table("Outputs", (Column("file"), Column("size", True)), tuple(lines[:_MOST_FILES]), note)
@@ -146,7 +146,7 @@ def lineage(
     ]
     named = [(step, group) for step, group in zip(steps, groups, strict=True) if group]
     layers = [
-        (Node("inputs", f"{count(len(inputs))} files"),),
+        (Node("inputs", counted(len(inputs), "file")),),
         *(tuple(_node(step, what, made) for what, made in group.items()) for step, group in named),
         (Node("run", run_hash),),
     ]
@@ -174,7 +174,7 @@ def _named(name: str) -> tuple[str, str]:
 
 def _node(step: str, what: str, stages: Sequence[str]) -> Node:
     label = f"{step} {what}".strip()
-    return Node(label, stages[0] if len(stages) == 1 else f"{count(len(stages))} tasks")
+    return Node(label, stages[0] if len(stages) == 1 else counted(len(stages), "task"))
 
 
 def _related(before: str, after: str) -> bool:
