@@ -92,6 +92,8 @@ class StorageFormat(StrEnum):
     """Formats a packed shard can be stored in."""
 
     PARQUET = "parquet"
+    MEMMAP = "memmap"
+    NPY = "npy"
 
 
 class DatasetConfig(Config):
@@ -240,6 +242,13 @@ class StorageConfig(Config):
         title="Shard tokens",
         description="A shard is closed once it holds this many tokens.",
     )
+
+    @field_validator("format")
+    @classmethod
+    def _has_a_writer(cls, format: StorageFormat) -> StorageFormat:
+        if format is not StorageFormat.PARQUET:
+            raise ValueError("only parquet is written so far; memmap and npy are read")
+        return format
 
     @model_validator(mode="after")
     def _level_fits_codec(self) -> StorageConfig:

@@ -12,6 +12,7 @@ from schemas.verdict import Fault, Verdict
 from tasks.corpus.tokenizer_validate import validate_tokenizer
 from tasks.corpus.validate import validate_sample
 from tasks.probes.validate import validate_probes, validate_records
+from tasks.sft.shards import find_shards, shard_format
 from tasks.sft.validate import validate_shards
 from tasks.sft.validate_run import validate_packed
 from tasks.store.layout import LATEST, MANIFEST, MARKER, RUNS
@@ -42,8 +43,10 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
     """
     if not path.exists():
         raise ConfigError("nothing is there", code="missing_path", where=str(path))
-    if path.is_file():
-        return _validate_files([path], "file", str(path))
+    if path.is_file() and path.suffix == _RECORDS:
+        return validate_records([path], "file", str(path))
+    if path.is_file() or shard_format(path) is not None:
+        return validate_shards([path], "file", str(path))
     for run in (path, path / LATEST):
         if (run / MANIFEST).is_file() or _is_run_folder(run):
             return _validate_run(run.resolve(), full)
@@ -53,19 +56,18 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
             code="missing_path",
             where=str(path),
         )
-    shards = sorted(path.rglob("*.parquet")) or sorted(path.rglob(f"*{_RECORDS}"))
-    if not shards:
+    records = sorted(path.rglob(f"*{_RECORDS}"))
+    if records:
+        return validate_records(records, "folder", str(path))
+    try:
+        shards = find_shards(path)
+    except ConfigError:
         raise ConfigError(
-            "the folder holds neither a run (manifest.json) nor Parquet or ArrayRecord shards",
+            "the folder holds neither a run (manifest.json) nor packed or ArrayRecord shards",
             code="missing_path",
             where=str(path),
-        )
-    return _validate_files(shards, "folder", str(path))
-
-
-def _validate_files(shards: list[Path], kind: str, where: str) -> Verdict:
-    check = validate_records if shards[0].suffix == _RECORDS else validate_shards
-    return check(shards, kind, where)
+        ) from None
+    return validate_shards(shards, "folder", str(path))
 
 
 def _is_run_folder(path: Path) -> bool:

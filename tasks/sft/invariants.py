@@ -7,7 +7,7 @@ left out of the rules that build on it, so one fault is reported once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ class RawBins:
     Attributes:
         ids, mask, starts: flat values of the three columns.
         ids_offsets, mask_offsets, starts_offsets: int64[bins + 1] into them, first 0.
+        null_rows: bins that are null or hold a null somewhere; all their lists are empty here.
     """
 
     ids: NDArray[np.int64]
@@ -47,18 +48,26 @@ class RawBins:
     mask_offsets: NDArray[np.int64]
     starts: NDArray[np.int64]
     starts_offsets: NDArray[np.int64]
+    null_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def num_bins(self) -> int:
+        return len(self.ids_offsets) - 1
 
 
 def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
     """Yield every broken rule with the rows, counted from 0 within the block, that break it."""
     tokens = np.diff(bins.ids_offsets)
     sequences = np.diff(bins.starts_offsets)
-    empty = tokens == 0
+    null = np.zeros(len(tokens), dtype=bool)
+    null[bins.null_rows] = True
+    yield "no_nulls", bins.null_rows, "a null list or a null inside a list"
+    empty = (tokens == 0) & ~null
     yield "not_empty", np.flatnonzero(empty), "the bin holds no token"
     short = np.diff(bins.mask_offsets) != tokens
     yield "mask_length", np.flatnonzero(short), "loss_mask and input_ids differ in length"
     bad_starts = sequences == 0
-    yield "has_sequences", np.flatnonzero(bad_starts), "seq_start_id is empty"
+    yield "has_sequences", np.flatnonzero(bad_starts & ~null), "seq_start_id is empty"
     for rule, rows, detail in _check_starts(bins, tokens, np.flatnonzero(~bad_starts)):
         bad_starts[rows] = True
         yield rule, rows, detail

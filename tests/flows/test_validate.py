@@ -482,7 +482,7 @@ def test_what_cannot_be_validated_is_a_usage_error(
     shutil.rmtree(run)
     for path, message in (
         (tmp_path / "nowhere", "nothing is there"),
-        (tmp_path / "empty", "neither a run (manifest.json) nor Parquet or ArrayRecord shards"),
+        (tmp_path / "empty", "neither a run (manifest.json) nor packed or ArrayRecord shards"),
         (output, "this output folder has no published run yet"),
     ):
         assert main(["validate", str(path)]) == 2
