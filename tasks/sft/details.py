@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from schemas.sft import Count, PackConfig
 from tasks.report.histogram import even_classes, fill_classes
-from tasks.report.numbers import count, share, some_of
+from tasks.report.numbers import count, counted, share, some_of
+from tasks.sft.invariants import RawBins
 from tasks.sft.packed import PackPlan
 from tasks.sft.plan import padded_length
-from tasks.sft.publish import PackedRun, run_statistics
-from tasks.sft.view import Decode, first_bins, load_decoder, spans
+from tasks.sft.publish import PackedRun, PackedSplit, run_statistics
+from tasks.sft.shards import open_shard, shard_format
+from tasks.sft.view import Decode, load_decoder, spans
 from tasks.store.drift import fill_share
 from tasks.store.layout import stage_folder
 
@@ -99,33 +101,32 @@ class PackDetails:
         decode = load_decoder(Path(self.tokenizer_folder))
         train = [entry for entry in self.run.packed if entry.split == "train"]
         each = max(1, _SAMPLED_BINS // len(train))
-        return tuple(
-            _sample(f"{entry.dataset}, train, bin {number}", *arrays, decode)
-            for entry in train[:_SAMPLED_BINS]
-            for number, arrays in enumerate(
-                first_bins(Path(self.run.config.output_dir, entry.files()[0].path), each)
-            )
-        )
+        samples = []
+        for entry in train[:_SAMPLED_BINS]:
+            with open_shard(_first_shard(Path(self.run.config.output_dir), entry)) as shard:
+                for number, bins in enumerate(shard.blocks(0, each, rows=1)):
+                    samples.append(_sample(f"{entry.dataset}, train, bin {number}", bins, decode))
+        return tuple(samples)
 
 
-def _sample(
-    title: str,
-    input_ids: NDArray[np.int32],
-    loss_mask: NDArray[np.uint8],
-    seq_start_id: NDArray[np.int32],
-    decode: Decode,
-) -> Sample:
+def _first_shard(output_dir: Path, entry: PackedSplit) -> Path:
+    """The first shard of a split: a file, or the folder of a memmap shard's files."""
+    path = output_dir / entry.files()[0].path
+    return path.parent if shard_format(path.parent) is not None else path
+
+
+def _sample(title: str, one: RawBins, decode: Decode) -> Sample:
     """The first sequences of a bin, the first tokens of each."""
-    bounds = [*seq_start_id.tolist(), len(input_ids)]
+    bounds = [*one.starts.tolist(), len(one.ids)]
     sequences = []
     shown = 0
     for start, end in list(itertools.pairwise(bounds))[:_SHOWN_SEQUENCES]:
         stop = min(end, start + _SHOWN_TOKENS)
         shown += stop - start
-        sequences.append(spans(input_ids[start:stop], loss_mask[start:stop], decode))
+        sequences.append(spans(one.ids[start:stop], one.mask[start:stop], decode))
     note = (
-        f"{count(len(sequences))} of {count(len(seq_start_id))} sequences, {count(shown)} of "
-        f"{count(len(input_ids))} tokens; {count(int(loss_mask.sum()))} tokens of the bin carry loss"
+        f"{count(len(sequences))} of {counted(len(one.starts), 'sequence')}, {count(shown)} of "
+        f"{counted(len(one.ids), 'token')}; {counted(int(one.mask.sum()), 'token')} of the bin carry loss"
     )
     return Sample(title, tuple(sequences), note)
 

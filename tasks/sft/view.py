@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,17 @@ def load_decoder(folder: Path) -> Decode:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def spans(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8], decode: Decode) -> tuple[Span, ...]:
+def spans(
+    input_ids: NDArray[np.integer[Any]], loss_mask: NDArray[np.integer[Any]], decode: Decode
+) -> tuple[Span, ...]:
     """One sequence as text, cut where training begins or ends.
 
     Every cut is placed by the length of the text before it, and all texts are slices of the whole: a character of
     several tokens, or a space that only stands between words, is never torn or lost.
 
     Args:
-        input_ids: int32[n], the sequence.
-        loss_mask: uint8[n], shifted as shards store it: entry j says whether token j + 1 is trained.
+        input_ids: ints[n], the sequence.
+        loss_mask: ints[n], shifted as shards store it: entry j says whether token j + 1 is trained.
 
     >>> letters = lambda ids: "".join(map(chr, ids))
     >>> ids, mask = np.array([97, 98, 99, 100], np.int32), np.array([0, 1, 1, 0], np.uint8)
@@ -61,20 +63,3 @@ def spans(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8], decode: De
         for cut, start, stop in zip(cuts[:-1], places[:-1], places[1:], strict=True)
         if stop > start
     )
-
-
-def first_bins(
-    path: Path, count: int
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]]:
-    """The first bins of a Parquet shard: `input_ids`, `loss_mask`, `seq_start_id`."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-        for batch in file.iter_batches(1, columns=["input_ids", "loss_mask", "seq_start_id"]):
-            if count <= 0:
-                return
-            count -= batch.num_rows
-            ids, mask, starts = (
-                batch.column(name).flatten().to_numpy() for name in ("input_ids", "loss_mask", "seq_start_id")
-            )
-            yield ids, mask, starts

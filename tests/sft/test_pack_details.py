@@ -16,6 +16,7 @@ from schemas.sft import PackSftConfig
 from tasks.report import steps
 from tasks.report.compose import ReportWork, compose
 from tasks.report.histogram import even_classes, fill_classes
+from tasks.sft.view import load_decoder
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,23 @@ def test_the_headline_numbers_are_those_of_the_manifest(
     assert facts["tokens"] == f"{sum(lengths):,}"
     assert facts["filled"] == f"{100 * sum(costs) / len(costs) / config.pack.size:.1f}%"
     assert [row[:3] for row in report.rejects[1].rows] == [("missing_messages", "a.jsonl", "300")]
+
+
+def test_the_samples_are_the_first_bins_of_train(
+    source: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = {"train": 0.9, "valid": 0.1, "test": 0}
+    report = reported(config_of(tmp_path, source, small_tokenizer, splits=splits), monkeypatch)
+
+    decode = load_decoder(small_tokenizer)
+    [shard] = sorted(Path(tmp_path, "latest", "splits", "train").glob("*.parquet"))
+    rows = pq.read_table(shard).to_pylist()[:3]
+    assert [sample.title for sample in report.samples] == [f"chats, train, bin {i}" for i in range(3)]
+    for sample, row in zip(report.samples, rows, strict=True):
+        ends = [*row["seq_start_id"][1:], len(row["input_ids"])]
+        shown = ["".join(span.text for span in sequence) for sequence in sample.sequences]
+        expected = [
+            decode(row["input_ids"][start:end]) for start, end in zip(row["seq_start_id"], ends, strict=True)
+        ]
+        assert shown == expected[:3]
+        assert f"of {len(row['input_ids'])} tokens; {sum(row['loss_mask'])} tokens" in sample.note

@@ -12,7 +12,7 @@ import pytest
 from support import GSM8K, chat, config_of, mill_serially, write_jsonl
 
 from schemas.report import Span
-from tasks.sft.view import first_bins, load_decoder, spans
+from tasks.sft.view import load_decoder, spans
 
 
 def published(root: Path) -> Path:
@@ -20,12 +20,12 @@ def published(root: Path) -> Path:
     return shard
 
 
-def viewed(shard: Path, tokenizer: Path, bins: int = 100) -> list[tuple[Span, ...]]:
+def viewed(shard: Path, tokenizer: Path) -> list[tuple[Span, ...]]:
     decode = load_decoder(tokenizer)
     return [
-        spans(ids[start:end], mask[start:end], decode)
-        for ids, mask, starts in first_bins(shard, bins)
-        for start, end in pairwise([*starts.tolist(), len(ids)])
+        spans(np.array(row["input_ids"][start:end]), np.array(row["loss_mask"][start:end]), decode)
+        for row in pq.read_table(shard).to_pylist()
+        for start, end in pairwise([*row["seq_start_id"], len(row["input_ids"])])
     ]
 
 
@@ -62,20 +62,6 @@ def test_real_chats_through_a_real_tokenizer(deepseek: Path, tmp_path: Path) -> 
     said = sorted("".join(span.text for span in sequence if span.trained) for sequence in found)
     answers = [[m["content"] for m in row["messages"] if m["role"] == "assistant"] for row in rows]
     assert said == sorted(f"{answer}<｜end▁of▁sentence｜>" for [answer] in answers)
-
-
-def test_the_first_bins_are_the_first_rows(small_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [chat(f"ask {i}", "answer " * 20) for i in range(40)])
-    mill_serially(config_of(tmp_path / "out", source, small_tokenizer))
-    shard = published(tmp_path / "out")
-
-    rows = pq.read_table(shard).slice(0, 3).to_pylist()
-
-    found = list(first_bins(shard, 3))
-    assert [[array.tolist() for array in bin_] for bin_ in found] == [
-        [row["input_ids"], row["loss_mask"], row["seq_start_id"]] for row in rows
-    ]
-    assert len(list(first_bins(shard, 10_000))) == pq.read_metadata(shard).num_rows
 
 
 def test_a_decoder_that_shortens_text_at_a_cut_loses_nothing() -> None:
