@@ -73,6 +73,15 @@ def _parser() -> _Parser:
     validate.add_argument("path", metavar="PATH")
     validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
     validate.set_defaults(run=_validate)
+    look = commands.add_parser(
+        "inspect", parents=[common], help="look at a run, a folder of shards, a file or a tokenizer"
+    )
+    look.add_argument("path", metavar="PATH")
+    look.add_argument("--rows", type=int, default=0, metavar="N", help="show N bins, records or documents")
+    look.add_argument("--first", type=int, default=0, metavar="K", help="begin with number K, from 0")
+    look.add_argument("--tokenizer", metavar="DIR", help="show packed bins as text")
+    look.add_argument("--sql", metavar="QUERY", help="a SELECT over bins, measurements, documents or rejects")
+    look.set_defaults(run=_inspect)
     demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
     demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
     demo.set_defaults(run=_demo)
@@ -138,6 +147,12 @@ def _validate(options: argparse.Namespace) -> int:
             print(f"  {fault.level}: {fault.where}: {fault.rule}: {fault.detail}{times}")
         print("valid" if verdict.ok else "NOT VALID")
     return 0 if verdict.ok else IntegrityError.exit_code
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from flows.inspection import inspect
+
+    return inspect(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -36,6 +36,8 @@ def may_import_prefect(module: str) -> bool:
         "flows.configs",
         "flows.summary",
         "flows.demo",
+        "flows.inspection",
+        "flows.rendering",
     )
     return layer_of(module) in ("runtime", "steps", "flows") and module not in launchers
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.report import Chart, Series
 from tasks.report.numbers import count
 
 # Bars of a histogram, the open one at the end included.
@@ -57,8 +58,14 @@ def _round_width(width: float) -> int:
 _FILLS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 
-def fill_classes(fills: NDArray[np.float64]) -> tuple[list[str], list[int]]:
+def fill_classes(
+    fills: NDArray[np.float64], counts: NDArray[np.int64] | None = None
+) -> tuple[list[str], list[int]]:
     """Shares of 1 in classes that grow finer towards 1; full bins are a class of their own.
+
+    Args:
+        fills: float64[n].
+        counts: int64[n], how often each occurs; once if not given.
 
     >>> fill_classes(np.array([0.1, 0.97, 0.9995, 1.0, 1.0]))[1]
     [1, 0, 0, 0, 1, 0, 0, 0, 1, 2]
@@ -66,7 +73,8 @@ def fill_classes(fills: NDArray[np.float64]) -> tuple[list[str], list[int]]:
     edges = np.array([0.0, *_FILLS, 1.0])
     places = np.searchsorted(edges, fills, side="right") - 1
     labels = ["< 50%", *(f"{100 * edge:g}%" for edge in edges[1:-1]), "100%"]
-    return labels, np.bincount(places, minlength=len(edges)).tolist()
+    sums = np.bincount(np.minimum(places, len(edges) - 1), counts, minlength=len(edges))
+    return labels, sums.astype(np.int64).tolist()
 
 
 def power_classes(counts: Mapping[int, int]) -> tuple[list[int], list[int]]:
@@ -83,3 +91,12 @@ def power_classes(counts: Mapping[int, int]) -> tuple[list[int], list[int]]:
     first, last = (end.bit_length() - 1 for end in (min(counts), max(counts)))
     ends = [1 << power for power in range(first, last + 1)]
     return ends, [counts.get(end, 0) for end in ends]
+
+
+def histogram(
+    title: str, caption: str, axis: str, measure: str, classes: tuple[list[str], list[int]]
+) -> Chart:
+    """Labels and counts as an upright chart."""
+    labels, counts = classes
+    series = Series(measure, tuple(map(float, counts)), tuple(count(value) for value in counts))
+    return Chart(title, caption, axis, measure, tuple(labels), (series,), upright=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.report import Chart, Column, Fact, Sample, Series, Table
+from schemas.report import Chart, Column, Fact, Sample, Table
 from schemas.sft import Count, PackConfig
-from tasks.report.histogram import even_classes, fill_classes
+from tasks.report.histogram import even_classes, fill_classes, histogram
 from tasks.report.numbers import count, counted, share, some_of
 from tasks.sft.invariants import RawBins
 from tasks.sft.packed import PackPlan
@@ -81,14 +81,14 @@ class PackDetails:
             lengths += length_counts(plan, len(lengths))
             fills.append(bin_fills(plan, pack))
         return (
-            _histogram(
+            histogram(
                 "Sequence lengths",
                 "Sequences by their length in tokens, after truncation or splitting.",
                 "tokens",
                 "sequences",
                 even_classes(lengths),
             ),
-            _histogram(
+            histogram(
                 "Fill of the bins",
                 "Bins by the share of the pack size that they hold; classes grow finer towards full.",
                 "filled, from",
@@ -142,14 +142,6 @@ def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:
         count(counts["dataset_max_seqlen"]),
         count(lost),
     )
-
-
-def _histogram(
-    title: str, caption: str, axis: str, counted: str, classes: tuple[list[str], list[int]]
-) -> Chart:
-    labels, counts = classes
-    series = Series(counted, tuple(map(float, counts)), tuple(count(value) for value in counts))
-    return Chart(title, caption, axis, tuple(labels), (series,), upright=True)
 
 
 def length_counts(plan: PackPlan, end: int) -> NDArray[np.int64]:

@@ -1,0 +1,100 @@
+"""SQL over an output, by DuckDB: one SELECT, over these files and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.errors import ConfigError
+from schemas.inspection import Answer
+
+
+def parquet_view(paths: Sequence[Path]) -> str:
+    """The statement that reads Parquet files as one table, each row with the name of its `shard`."""
+    files = ", ".join(_quoted(path) for path in paths)
+    return (
+        "SELECT parse_filename(filename) AS shard, * EXCLUDE (filename) "
+        f"FROM read_parquet([{files}], union_by_name = true, filename = true)"
+    )
+
+
+def run_query(
+    sql: str,
+    files: dict[str, Sequence[Path]],
+    streams: dict[str, pa.RecordBatchReader],
+    most: int | None = None,
+) -> Answer:
+    """The answer to one query.
+
+    A query can read the tables named here. It can neither write nor reach another file: DuckDB is shut off from
+    files and configuration before it sees the query, and only statements that select are run.
+
+    Args:
+        files: table name to Parquet files, which are read in place.
+        streams: table name to batches, which are copied to a temporary database first.
+        most: rows of the answer; `None` for all.
+
+    Raises:
+        ConfigError: `bad_query`, with what DuckDB says.
+    """
+    import duckdb
+
+    with _database() as connection:
+        for name, stream in streams.items():
+            connection.register("stream", stream)
+            connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
+            connection.unregister("stream")
+        for name, paths in files.items():
+            connection.execute(f'CREATE VIEW "{name}" AS {parquet_view(paths)}')
+        _lock(connection, [path for paths in files.values() for path in paths])
+        try:
+            return _answer(connection, duckdb, sql, most)
+        except duckdb.Error as error:
+            tables = ", ".join(sorted([*files, *streams]))
+            problem = " ".join(str(error).split())
+            raise ConfigError(
+                f"the query failed: {problem}; tables: {tables}", code="bad_query", where="--sql"
+            ) from error
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[Any]:
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
+        database = str(Path(folder, "query.db"))
+        # Without replacement scans no variable of this program can be named as a table.
+        with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:
+            yield connection
+
+
+def _lock(connection: Any, paths: Sequence[Path]) -> None:
+    allowed = ", ".join(_quoted(path) for path in paths)
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _answer(connection: Any, duckdb: Any, sql: str, most: int | None) -> Answer:
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise ConfigError(
+            "give one statement that selects (SELECT, FROM, WITH, DESCRIBE, SUMMARIZE)",
+            code="bad_query",
+            where="--sql",
+        )
+    cursor = connection.execute(statements[0])
+    columns = tuple(column[0] for column in cursor.description)
+    if most is None:
+        return Answer(columns, tuple(cursor.fetchall()), False)
+    rows = cursor.fetchmany(most + 1)
+    return Answer(columns, tuple(rows[:most]), len(rows) > most)
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path.resolve()).replace("'", "''") + "'"
