@@ -75,7 +75,8 @@ def print_chart(console: Console, chart: Chart) -> None:
     grid = Grid(box=None, pad_edge=False)
     grid.add_column(_text(chart.axis, "dim"), justify="right")
     grid.add_column("")
-    grid.add_column(_text(chart.measure, "dim"), justify="right")
+    measure = chart.series[0].name if len(chart.series) == 1 else ""
+    grid.add_column(_text(measure, "dim"), justify="right")
     for place, label in enumerate(chart.labels):
         for series in chart.series:
             name = label if len(chart.series) == 1 else f"{label} {series.name}"

@@ -100,7 +100,6 @@ def _histogram(lengths: Counter[int]) -> Chart:
         "Length of the texts",
         "Each class reaches up to a power of two.",
         "bytes, up to",
-        "documents",
         tuple(map(binary, ends)),
         (series,),
         upright=True,

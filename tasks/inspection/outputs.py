@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from schemas import corpus, probes, sft, tokenizer
 from schemas.errors import ConfigError, InputError
-from schemas.run import RunManifest
 from tasks.sft.shards import find_shards, shard_format
 from tasks.store.layout import LATEST, MANIFEST, MARKER
 from tasks.store.runs import read_manifest
@@ -51,14 +50,14 @@ class Outputs:
         path: what the user named.
         files: shards in order; of a tokenizer, its folder.
         rejects: files of rejected rows.
-        run: the manifest, if it is a run.
+        run_dir: the run's folder, if it is a run.
     """
 
     path: str
     kind: Kind
     files: tuple[Path, ...]
     rejects: tuple[Path, ...] = ()
-    run: RunManifest | None = None
+    run_dir: Path | None = None
 
 
 def find_outputs(path: Path) -> Outputs:
@@ -98,12 +97,12 @@ def _of_run(path: str, folder: Path) -> Outputs:
     names = [record.path for record in run.outputs]
     rejects = tuple(folder / name for name in names if name.startswith(f"{REJECTS}/"))
     if kind is Kind.TOKENIZER:
-        return Outputs(path, kind, (folder / tokenizer.TOKENIZER,), rejects, run)
+        return Outputs(path, kind, (folder / tokenizer.TOKENIZER,), rejects, folder)
     if kind is Kind.PACKED:
-        return Outputs(path, kind, tuple(find_shards(folder)), rejects, run)
+        return Outputs(path, kind, tuple(find_shards(folder)), rejects, folder)
     suffix = probes.SHARD_SUFFIX if kind is Kind.PROBES else ".parquet"
     files = tuple(folder / name for name in names if name.endswith(suffix) and folder / name not in rejects)
-    return Outputs(path, kind, files, rejects, run)
+    return Outputs(path, kind, files, rejects, folder)
 
 
 def _of_folder(path: Path) -> Outputs:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from schemas.errors import ConfigError
 from schemas.inspection import Inspection
 from schemas.report import Chart, Column, Fact, Sample, Span, Table
 from schemas.sft import Count
@@ -62,7 +63,8 @@ def _sequence_lengths(bins: RawBins) -> NDArray[np.int64]:
     begins = bins.ids_offsets[bin_of] + bins.starts
     last = np.append(bin_of[1:] != bin_of[:-1], True) if len(bin_of) else np.zeros(0, bool)
     ends = np.where(last, bins.ids_offsets[bin_of + 1], np.append(begins[1:], 0))
-    return ends - begins
+    lengths: NDArray[np.int64] = ends - begins
+    return lengths
 
 
 def _added(counts: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -119,9 +121,9 @@ _TOTALS = ("bins", "sequences", "tokens", "trained")
 
 
 def _name(path: Path, outputs: Outputs) -> str:
-    root = Path(outputs.path).resolve()
-    here = path.resolve()
-    return here.relative_to(root).as_posix() if here.is_relative_to(root) and here != root else path.name
+    """The shard's path in its run or folder."""
+    root = outputs.run_dir or Path(outputs.path)
+    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else path.name
 
 
 def _bytes(path: Path) -> int:
@@ -197,16 +199,17 @@ def _samples(paths: tuple[Path, ...], rows: int, first: int, tokenizer: Path | N
 
 
 def _decoder(tokenizer: Path | None) -> Decode:
-    from schemas.errors import ConfigError
-
     if tokenizer is None:
         return lambda ids: "".join(f"{token} " for token in ids)
     try:
         return load_decoder(tokenizer)
     # The tokenizers library raises bare Exception for files it cannot read.
     except Exception as error:
+        problem = " ".join(str(error).split())
         raise ConfigError(
-            f"no tokenizer can be read from this folder: {error}", code="bad_tokenizer", where=str(tokenizer)
+            f"no tokenizer can be read from this folder: {problem}",
+            code="bad_tokenizer",
+            where=str(tokenizer),
         ) from error
 
 

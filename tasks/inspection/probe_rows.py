@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +87,7 @@ def inspect_probes(outputs: Outputs, rows: int, first: int) -> Inspection:
     return Inspection(outputs.path, outputs.kind, facts, tuple(tables), tuple(charts))
 
 
-def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, object], int]]:
+def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Items in order, each with the bytes of its measurements."""
     for start in range(first, end, _BATCH):
         for item in source.__getitems__(range(start, min(start + _BATCH, end))):
@@ -102,7 +103,7 @@ def _histogram(title: str, axis: str, counts: Counter[int]) -> Chart:
     ends, records = power_classes(counts)
     series = Series("records", tuple(map(float, records)), tuple(map(count, records)))
     caption = "Each class reaches up to a power of two."
-    return Chart(title, caption, axis, "records", tuple(map(binary, ends)), (series,), upright=True)
+    return Chart(title, caption, axis, tuple(map(binary, ends)), (series,), upright=True)
 
 
 def _contexts(source: ProbeRowDataSource, sampler: ProbeRowSampler, records: range) -> Contexts:
@@ -131,7 +132,6 @@ def _padding(source: ProbeRowDataSource, sampler: ProbeRowSampler, sampled: int)
         f"Share of padding in crops of {count(sampler.crop_size)} tokens, measured on {count(sampled)} records "
         "with the loader's own sampling.",
         "layout",
-        "padding",
         tuple(shares),
         (Series("padding", tuple(shares.values()), tuple(share(value) for value in shares.values())),),
     )
@@ -142,17 +142,16 @@ def _modes(contexts: Contexts, sampled: int) -> Chart:
     total = sum(counts)
     series = Series("contexts", tuple(map(float, counts)), tuple(share(value, total) for value in counts))
     caption = f"{count(total)} contexts of {count(sampled)} records, by which timestamps they show."
-    return Chart("Modes of contexts", caption, "timestamps", "contexts", MODES, (series,))
+    return Chart("Modes of contexts", caption, "timestamps", MODES, (series,))
 
 
-def _shown(source: ProbeRowDataSource, rows: int, first: int) -> list[tuple[int, dict[str, object]]]:
+def _shown(source: ProbeRowDataSource, rows: int, first: int) -> list[tuple[int, dict[str, Any]]]:
     end = min(first + rows, len(source))
     return [(first + place, item) for place, (item, _) in enumerate(_items(source, first, end))]
 
 
-def _record(item: dict[str, object], number: int) -> Table:
+def _record(item: dict[str, Any], number: int) -> Table:
     batch = item["measurements"]
-    assert isinstance(batch, pa.RecordBatch)  # noqa: S101 - told to the type checker; the source made it
     rows = tuple(
         (str(row["event_time"]), row["dst_addr"], str(row["ip_version"]), _rtt(row["rtt"]))
         for row in batch.slice(0, _MEASUREMENTS).to_pylist()
@@ -206,7 +205,6 @@ def measurement_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
     def batches() -> Iterator[pa.RecordBatch]:
         for item, _ in _items(source, 0, len(source)):
             batch = item["measurements"]
-            assert isinstance(batch, pa.RecordBatch)  # noqa: S101 - as above
             columns = [pa.repeat(pa.scalar(item[f.name], f.type), batch.num_rows) for f in own]
             yield pa.record_batch([*columns, *batch.columns], schema=schema)
 

@@ -18,7 +18,7 @@ def parquet_view(paths: Sequence[Path]) -> str:
     """The statement that reads Parquet files as one table, each row with the name of its `shard`."""
     files = ", ".join(_quoted(path) for path in paths)
     return (
-        "SELECT parse_filename(filename) AS shard, * EXCLUDE (filename) "
+        "SELECT parse_filename(filename) AS shard, * EXCLUDE (filename) "  # noqa: S608 - quoted paths
         f"FROM read_parquet([{files}], union_by_name = true, filename = true)"
     )
 

@@ -99,4 +99,4 @@ def histogram(
     """Labels and counts as an upright chart."""
     labels, counts = classes
     series = Series(measure, tuple(map(float, counts)), tuple(count(value) for value in counts))
-    return Chart(title, caption, axis, measure, tuple(labels), (series,), upright=True)
+    return Chart(title, caption, axis, tuple(labels), (series,), upright=True)
