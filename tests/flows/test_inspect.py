@@ -20,6 +20,7 @@ from flows.rendering import print_sample, print_table, printable
 from schemas.report import Column, Sample, Span, Table
 from tasks.inspection.look import inspect_path, query_path
 
+EMPTY: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
 ESCAPE = "\x1b[31m[red]"
 
 
@@ -153,6 +154,17 @@ def test_rows_run_on_from_shard_to_shard(tmp_path: Path) -> None:
         ["20 ", "20 "],
     ]
     assert inspect_path(tmp_path, rows=5, first=4).samples == ()
+
+
+def test_other_formats_and_tools(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "seq_start_id": [0, 2]}, EMPTY]
+    np.save(tmp_path / "x.npy", np.array(rows, dtype=object), allow_pickle=True)
+    found = parts(cli, tmp_path / "x.npy", "--rows", 1)
+    assert facts(found)["tokens"] == "3" and ["pack size", "not said"] in table(found, "What the shards say")
+    [shown] = found["samples"]
+    texts = [[(span["text"], span["trained"]) for span in sequence] for sequence in shown["sequences"]]
+    assert texts == [[("5 6 ", False)], [("7 ", False)]]
+    assert parts(cli, tmp_path, "--sql", "SELECT bin, len(input_ids) FROM bins")["rows"] == [[0, 3], [1, 0]]
 
 
 def test_a_terminal_gets_colours_a_pipe_gets_brackets_and_neither_gets_escape_sequences() -> None:
