@@ -278,18 +278,15 @@ def _measurements(rows: Sequence[Mapping[str, Any]], drawn: Drawn) -> tuple[Meas
     """The columns of the drawn measurements, and the addresses they refer to."""
     of_context = np.diff(drawn.context_offsets)
     row_of = np.repeat(drawn.rows, of_context)
-    row_bounds = np.searchsorted(row_of, np.arange(len(rows) + 1)).tolist()
     positions = drawn.positions.copy()
-    batches = []
-    base = 0
-    for row, low, high in zip(rows, row_bounds, row_bounds[1:], strict=False):
-        batch = row["measurements"]
-        if len(batch) > _SHORT_ROW:
-            batch = batch.take(pa.array(positions[low:high]))
-            positions[low:high] = np.arange(high - low)
-        positions[low:high] += base
-        base += len(batch)
-        batches.append(batch)
+    batches = [row["measurements"] for row in rows]
+    sizes = np.array([batch.num_rows for batch in batches])
+    for number in np.flatnonzero(sizes > _SHORT_ROW).tolist():
+        low, high = np.searchsorted(row_of, [number, number + 1]).tolist()
+        batches[number] = batches[number].take(pa.array(positions[low:high]))
+        positions[low:high] = np.arange(high - low)
+        sizes[number] = high - low
+    positions += (np.cumsum(sizes) - sizes)[row_of]
     joined = pa.concat_batches(batches)
     for name in ("event_time", "dst_addr"):
         if joined[name].null_count:

@@ -22,7 +22,8 @@ from tasks.probes.streams import read_batches
 
 # Read ahead is for reading in order.
 _READER_OPTIONS = "readahead_buffer_size:0"
-_READER_BUFFER = 32_768
+# A short record is 1 KB: with four times the buffer, reading one takes a quarter longer.
+_READER_BUFFER = 8_192
 
 
 def extra_module(module: str, purpose: str) -> Any:
@@ -182,10 +183,12 @@ class ProbeRowDataSource:
                 place = column.is_null().index(True).as_py()
                 raise InputError(f"{name} is null", code="bad_record", where=where(place))
         measurements = read_batches(table["measurements"].to_pylist(), measurements_schema(), where)
-        for place, count in enumerate(table["n_measurements"].to_pylist()):
-            if count != measurements[place].num_rows:
-                message = f"n_measurements is {count}, but there are {measurements[place].num_rows}"
-                raise InputError(message, code="bad_record", where=where(place))
+        counts = table["n_measurements"].to_pylist()
+        found = [batch.num_rows for batch in measurements]
+        if counts != found:
+            place = next(at for at, count in enumerate(counts) if count != found[at])
+            message = f"n_measurements is {counts[place]}, but there are {found[place]}"
+            raise InputError(message, code="bad_record", where=where(place))
         return table, measurements
 
 

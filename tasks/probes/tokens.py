@@ -82,11 +82,14 @@ class AddressTable:
 
 
 @functools.lru_cache(maxsize=_ADDRESS_CACHE)
-def _octets(text: str) -> bytes:
+def _row(text: str) -> bytes:
+    """16 octets, and 1 for IPv6."""
+    is_ipv6 = ":" in text
     try:
-        return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+        octets = socket.inet_pton(socket.AF_INET6 if is_ipv6 else socket.AF_INET, text)
     except (OSError, ValueError):
         raise InputError(f"{text!r} is not an IPv4 or IPv6 address", code="bad_address") from None
+    return octets.ljust(16, b"\0") + bytes([is_ipv6])
 
 
 def parse_addresses(texts: Iterable[str]) -> AddressTable:
@@ -99,10 +102,8 @@ def parse_addresses(texts: Iterable[str]) -> AddressTable:
     >>> table.octets[0, :4].tolist(), table.is_ipv6.tolist()
     ([192, 0, 2, 1], [False, True])
     """
-    parsed = [_octets(text) for text in texts]
-    is_ipv6 = np.fromiter((len(octets) == 16 for octets in parsed), np.bool_, len(parsed))
-    joined = b"".join([octets.ljust(16, b"\0") for octets in parsed])
-    return AddressTable(np.frombuffer(joined, np.uint8).reshape(-1, 16), is_ipv6)
+    rows = np.frombuffer(b"".join(map(_row, texts)), np.uint8).reshape(-1, 17)
+    return AddressTable(rows[:, :16], rows[:, 16] == 1)
 
 
 def encode_rtt(rtt_ms: ArrayLike) -> NDArray[np.uint16]:
