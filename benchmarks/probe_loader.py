@@ -39,6 +39,7 @@ class PythonSampler(ProbeRowSampler):
     """The same draws, tokenized measurement by measurement."""
 
     def sample(self, rows: Sequence[Mapping[str, Any]], streams: Sequence[Stream]) -> Contexts:
+        rows = list(rows)
         drawn = self.draw(np.array([len(row["measurements"]) for row in rows]), streams)
         tokens: list[int] = []
         offsets = [0]

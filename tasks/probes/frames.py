@@ -89,6 +89,14 @@ class Frame:
         heads[:, self._body_at] = ends[:, -1]
         return heads
 
+    def rows(self, heads: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: the rows that heads tell."""
+        return heads[:, self._rows_at[0]]
+
+    def buffer_sizes(self, heads: NDArray[np.int64], buffer: int) -> NDArray[np.int64]:
+        """int64[n]: the size that heads tell of a buffer."""
+        return heads[:, self._buffers_at + 2 * buffer + 1]
+
     def _proves(self, batch: pa.RecordBatch) -> bool:
         message = batch.schema.serialize().to_pybytes() + batch.serialize().to_pybytes()
         head = self.heads(batch.num_rows, np.array([_sizes(batch)]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,10 @@ __all__ = ["GROUP_ROWS", "GroupReader", "Order", "ProbeRowDataSource", "build_pr
 
 GROUP_ROWS = 256
 
-# The measurements, about 30 bytes each, that are held before they are thinned to the drawn ones (a group may have
-# 256 records of 8 MB), and the rows read before their size is known.
+# What is held before it is thinned to the drawn measurements (a group may have 256 records of 8 MB), and the rows
+# read before their size is known.
 _FIRST_ROWS = 16
-_HELD_MEASUREMENTS = 1_000_000
+_HELD_BYTES = 1 << 25
 # Groups made ahead of the trainer, on a thread beside it; a second thread only fought for the interpreter.
 _GROUPS_AHEAD = 2
 
@@ -104,21 +104,22 @@ class GroupReader:
         ]
         return self.sampler.crops(Contexts.concat(parts), streams[0], self.pack)
 
-    def _chunks(self, records: list[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def _chunks(self, records: list[int]) -> Iterator[tuple[int, Sequence[dict[str, Any]]]]:
         """Rows of the group, as many together as may be held, after the place of their first."""
-        held: list[dict[str, Any]] = []
-        num_held = end = 0
+        held: list[bytes] = []
+        num_bytes = end = 0
         num_next = _FIRST_ROWS
         while end < len(records):
-            rows = self.source.sampler_rows(records[end : end + num_next])
-            end += len(rows)
-            held += rows
-            sizes = [len(row["measurements"]) for row in rows]
-            num_held += sum(sizes)
-            num_next = max(_FIRST_ROWS, _HELD_MEASUREMENTS // max(1, *sizes))
-            if num_held >= _HELD_MEASUREMENTS or end == len(records):
-                yield end - len(held), held
-                held, num_held = [], 0
+            found = self.source.read(records[end : end + num_next])
+            end += len(found)
+            held += found
+            sizes = [len(record) for record in found]
+            num_bytes += sum(sizes)
+            num_next = max(_FIRST_ROWS, _HELD_BYTES // max(sizes))
+            if num_bytes >= _HELD_BYTES or end == len(records):
+                first = end - len(held)
+                yield first, self.source.sampler_rows(records[first:end], held)
+                held, num_bytes = [], 0
 
 
 class _Split:

@@ -200,11 +200,11 @@ def _encode(block: Block, cuts: _Cuts, blob_sizes: Ints, low: int, high: int) ->
     dst_starts, dst_bytes = block.dst_offsets[starts], np.diff(block.dst_offsets[edges])
     ids = np.array([src_id(address) for address in addresses])
 
-    heads = _heads(ids, text_bytes, blob_sizes, rows, dst_bytes)
+    heads = heads_of(ids, text_bytes, blob_sizes, rows, dst_bytes)
     first, last = block.times[starts], block.times[edges[1:] - 1]
     middles = np.stack([rows, ((last - first) / 1e6).view(np.int64), first, last, text_bytes << 32], axis=1)
     tails = np.stack([cuts.parts[low:high], cuts.num_parts[low:high], np.full(len(rows), _END)], axis=1)
-    own_words = heads.shape[1] + middles.shape[1] + tails.shape[1] - _MEASUREMENTS.num_words
+    own_words = HEAD_WORDS + MIDDLE_WORDS + TAIL_WORDS - _MEASUREMENTS.num_words
     sizes = 8 * own_words + padded(text_bytes) + blob_sizes
 
     out = _Out(sizes)
@@ -234,14 +234,35 @@ def _put_ends(out: _Out, block: Block, edges: Ints, dst_bytes: Ints) -> None:
     out.at = out.at + 8 * (rows % 2 == 0)
 
 
-def _heads(ids: Ints, text_bytes: Ints, blob_sizes: Ints, rows: Ints, dst_bytes: Ints) -> Ints:
-    """Everything before the times: head of the record, its first two columns, head of the measurements."""
+def heads_of(ids: Ints, text_bytes: Ints, blob_sizes: Ints, rows: Ints, dst_bytes: Ints) -> Ints:
+    """Everything before the times: head of the record, its first two columns, head of the measurements.
+
+    Args:
+        ids: `src_id`s; then bytes of the source address and of the measurements, rows, bytes of their destinations.
+
+    Returns:
+        int64[r, HEAD_WORDS].
+    """
     # Each buffer of data follows a validity bitmap that is absent, or the ends of a text.
     outer = (0, 8, 0, 8, blob_sizes, 0, 4, 0, 8, 0, 8, 0, 8, 0, 8, text_bytes, 0, 4, 0, 4)
     inner = (0, 8 * rows, 0, 4 * (rows + 1), dst_bytes, 0, rows, 0, 4 * rows)
     columns = np.stack([ids, blob_sizes << 32], axis=1)
     return np.concatenate(
         [_RECORD.heads(1, _matrix(outer)), columns, _MEASUREMENTS.heads(rows, _matrix(inner))], axis=1
+    )
+
+
+def head_sizes(heads: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """What `heads_of` would have to be given for these heads, whether or not it then gives them."""
+    own = _RECORD.num_words
+    inner = heads[:, own + 2 :]
+    ids, blob_sizes = heads[:, own], heads[:, own + 1] >> 32
+    return (
+        ids,
+        _RECORD.buffer_sizes(heads, 15),
+        blob_sizes,
+        _MEASUREMENTS.rows(inner),
+        _MEASUREMENTS.buffer_sizes(inner, 4),
     )
 
 
@@ -269,3 +290,6 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 _MEASUREMENTS = Frame(_sample(measurements_schema(), 1003), _sample(measurements_schema(), 17))
 _RECORD = Frame(_sample(record_schema(), 1003), _sample(record_schema(), 17))
+# Of a record, before its times, between its measurements and its address, and behind that.
+HEAD_WORDS = _RECORD.num_words + 2 + _MEASUREMENTS.num_words
+MIDDLE_WORDS, TAIL_WORDS = 5, 3

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
 from tasks.probes.crops import Contexts, Crops, lay_out, pack_contexts
-from tasks.probes.tokens import BLOCK_ORDERS, Measurements, encode, parse_addresses
+from tasks.probes.plain import PlainRows
+from tasks.probes.tokens import BLOCK_ORDERS, AddressTable, Measurements, encode, parse_addresses
 
 FULL, PARTIAL, NONE = 0, 1, 2
 MODES = ("full", "partial", "none")
@@ -155,10 +156,19 @@ class ProbeRowSampler:
         Raises:
             InputError: `bad_address`, or `null_values` in the measurements.
         """
-        drawn = self.draw(np.array([len(row["measurements"]) for row in rows], np.int64), streams)
+        if isinstance(rows, PlainRows):
+            sizes = rows.sizes
+        else:
+            sizes = np.array([len(row["measurements"]) for row in rows], np.int64)
+        drawn = self.draw(sizes, streams)
         if not len(drawn.rows):
             return Contexts.concat([])
-        tokens, starts = encode(*_measurements(rows, drawn))
+        row_of = np.repeat(drawn.rows, np.diff(drawn.context_offsets))
+        if isinstance(rows, PlainRows):
+            sources, columns = rows.addresses, rows.take(row_of, drawn.positions)
+        else:
+            sources, columns = [row["src_addr"] for row in rows], _columns(rows, row_of, drawn.positions)
+        tokens, starts = encode(*_measurements(drawn, row_of, sources, *columns))
         return Contexts(tokens, starts[drawn.context_offsets], drawn.modes)
 
     def crops(self, contexts: Contexts, stream: Stream, pack: bool = True) -> Crops:
@@ -274,11 +284,11 @@ def _arrange(counts: Ints, untimed: Ints, which: Floats, where: Floats) -> tuple
     return order, ~moved_slot
 
 
-def _measurements(rows: Sequence[Mapping[str, Any]], drawn: Drawn) -> tuple[Measurements, Any]:
-    """The columns of the drawn measurements, and the addresses they refer to."""
-    of_context = np.diff(drawn.context_offsets)
-    row_of = np.repeat(drawn.rows, of_context)
-    positions = drawn.positions.copy()
+def _columns(
+    rows: Sequence[Mapping[str, Any]], row_of: Ints, positions: Ints
+) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
+    """Times, destinations and round trips of the drawn measurements."""
+    positions = positions.copy()
     batches = [row["measurements"] for row in rows]
     sizes = np.array([batch.num_rows for batch in batches])
     for number in np.flatnonzero(sizes > _SHORT_ROW).tolist():
@@ -291,18 +301,27 @@ def _measurements(rows: Sequence[Mapping[str, Any]], drawn: Drawn) -> tuple[Meas
     for name in ("event_time", "dst_addr"):
         if joined[name].null_count:
             raise InputError(f"{joined[name].null_count} nulls in {name}", code="null_values")
+    times = joined["event_time"].view(pa.int64()).to_numpy()[positions]
+    rtts = joined["rtt"].to_numpy(zero_copy_only=False)[positions]
+    return times, joined["dst_addr"].take(pa.array(positions)), rtts
 
-    distinct = joined["dst_addr"].dictionary_encode()
-    addresses = parse_addresses(
-        [row["src_addr"] for row in rows] + distinct.dictionary.to_pylist(),
-    )
-    times = joined["event_time"].view(pa.int64()).to_numpy()
+
+def _measurements(
+    drawn: Drawn,
+    row_of: Ints,
+    sources: Sequence[str],
+    times: Ints,
+    targets: pa.StringArray,
+    rtts: NDArray[np.float32],
+) -> tuple[Measurements, AddressTable]:
+    """The drawn measurements, and the addresses they refer to."""
+    distinct = targets.dictionary_encode()
     return Measurements(
         src=row_of,
-        dst=len(rows) + distinct.indices.to_numpy()[positions].astype(np.int64),
-        rtt_ms=joined["rtt"].to_numpy(zero_copy_only=False)[positions],
-        seconds=times[positions] // _MICROSECONDS,
+        dst=len(sources) + distinct.indices.to_numpy().astype(np.int64),
+        rtt_ms=rtts,
+        seconds=times // _MICROSECONDS,
         timed=drawn.timed,
         block_orders=drawn.block_orders,
         context_offsets=drawn.context_offsets,
-    ), addresses
+    ), parse_addresses([*sources, *distinct.dictionary.to_pylist()])

@@ -313,13 +313,13 @@ class TestDataset:
 
     def test_each_record_is_read_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: Counter[int] = Counter()
-        read = ProbeRowDataSource._read
+        read = ProbeRowDataSource.read
 
         def counting(source: ProbeRowDataSource, indices: list[int]) -> list[bytes]:
             seen.update(indices)
             return read(source, indices)
 
-        monkeypatch.setattr(ProbeRowDataSource, "_read", counting)
+        monkeypatch.setattr(ProbeRowDataSource, "read", counting)
         list(build(folder))
         assert seen == dict.fromkeys(range(NUM_ROWS), 1)
 
@@ -336,9 +336,9 @@ class TestDataset:
         epochs = tokens_of(build(folder, num_epochs=2, batch_size=1))
         assert not set(epochs[: len(epochs) // 3]) & set(epochs[-len(epochs) // 3 :])
 
-    def test_held_measurements_change_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_held_bytes_change_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = tokens_of(build(folder))
-        monkeypatch.setattr(loader, "_HELD_MEASUREMENTS", 300)
+        monkeypatch.setattr(loader, "_HELD_BYTES", 10_000)
         monkeypatch.setattr(loader, "_FIRST_ROWS", 5)
         assert tokens_of(build(folder)) == expected
 
