@@ -140,7 +140,10 @@ def _faults(error: ValidationError) -> list[dict[str, Any]]:
     Left out is that a list is too short because its entries are wrong; the alternatives of a value that may
     have several types become one fault at the value's own place.
     """
-    found: list[dict[str, Any]] = [dict(fault) for fault in error.errors(include_url=False)]
+    found: list[dict[str, Any]] = [
+        {**fault, "loc": tuple(part for part in fault["loc"] if not _is_branch(part))}
+        for fault in error.errors(include_url=False)
+    ]
     faults: dict[tuple[int | str, ...], dict[str, Any]] = {}
     for fault in found:
         place: tuple[int | str, ...] = fault["loc"]
@@ -152,6 +155,11 @@ def _faults(error: ValidationError) -> list[dict[str, Any]]:
             fault = {**fault, "type": "union", "loc": place[:-1], "msg": _alternatives(siblings)}
         faults.setdefault(fault["loc"], fault)
     return list(faults.values())
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a part of a location names an alternative of several types, which nobody wrote into a configuration."""
+    return isinstance(part, str) and part.startswith(("constrained-", "tuple[", "list["))
 
 
 def _alternatives(types: list[str]) -> str:
