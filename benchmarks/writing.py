@@ -27,7 +27,8 @@ from tasks.sft.packed import PackPlan
 from tasks.sft.parquet_writer import PACKED_FIELDS
 from tasks.sft.plan import PlanWork, plan_packs
 from tasks.sft.spool import Rows, Spool, SpoolWriter
-from tasks.sft.write import WriteWork, shard_name, write_shards
+from tasks.sft.write import WriteWork, write_shards
+from tasks.sft.writers import shard_name
 from tasks.store.layout import stage_folder
 
 SEQUENCES, SIZE, VOCABULARY = 200_000, 4096, 128_000
@@ -94,7 +95,7 @@ def list_of_arrays(root: Path, folder: Path, use_dictionary: bool | list[str]) -
         table = pa.table(columns, schema=pa.schema(list(PACKED_FIELDS.items())))
         pq.write_table(
             table,
-            folder / shard_name(shard),
+            folder / shard_name(shard, STORAGE.format),
             row_group_size=STORAGE.row_group_size,
             compression=STORAGE.compression.value,
             compression_level=STORAGE.compression_level,

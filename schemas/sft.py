@@ -225,7 +225,11 @@ class StorageConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=GZIP_LEVELS)
 
-    format: StorageFormat = Field(StorageFormat.PARQUET, title="Format", description="Format of the shards.")
+    format: StorageFormat = Field(
+        StorageFormat.PARQUET,
+        title="Format",
+        description="parquet; memmap, a folder of padded arrays for random access; npy, the legacy pickle format.",
+    )
     row_group_size: int = Field(
         64, ge=1, le=100_000, title="Row group size", description="Bins per Parquet row group."
     )
@@ -242,13 +246,6 @@ class StorageConfig(Config):
         title="Shard tokens",
         description="A shard is closed once it holds this many tokens.",
     )
-
-    @field_validator("format")
-    @classmethod
-    def _has_a_writer(cls, format: StorageFormat) -> StorageFormat:
-        if format is not StorageFormat.PARQUET:
-            raise ValueError("only parquet is written so far; memmap and npy are read")
-        return format
 
     @model_validator(mode="after")
     def _level_fits_codec(self) -> StorageConfig:

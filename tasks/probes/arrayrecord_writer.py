@@ -85,7 +85,7 @@ class ShardWriter(AtomicFile):
                     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
                 )
         except BaseException:
-            super()._discard()
+            super().discard()
             raise
         if hasattr(fcntl, "F_SETPIPE_SZ"):
             with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class ShardWriter(AtomicFile):
                 self._sha256 = hashlib.file_digest(file, "sha256")
                 self.bytes = file.tell()
         except BaseException:
-            self._discard()
+            self.discard()
             raise
         super().commit()
 
@@ -147,11 +147,11 @@ class ShardWriter(AtomicFile):
             f"cannot write: {said}; check space and permissions of the output folder", where=str(self.path)
         )
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         self._process.kill()
         with contextlib.suppress(OSError, ValueError):
             self._finish()
-        super()._discard()
+        super().discard()
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from tasks.report.numbers import count, counted, share, some_of
 from tasks.sft.invariants import RawBins
 from tasks.sft.packed import PackPlan
 from tasks.sft.plan import padded_length
-from tasks.sft.publish import PackedRun, PackedSplit, run_statistics
-from tasks.sft.shards import open_shard, shard_format
+from tasks.sft.publish import PackedRun, run_statistics
+from tasks.sft.shards import open_shard
 from tasks.sft.view import Decode, load_decoder, spans
 from tasks.store.drift import fill_share
 from tasks.store.layout import stage_folder
@@ -103,16 +103,10 @@ class PackDetails:
         each = max(1, _SAMPLED_BINS // len(train))
         samples = []
         for entry in train[:_SAMPLED_BINS]:
-            with open_shard(_first_shard(Path(self.run.config.output_dir), entry)) as shard:
+            with open_shard(Path(self.run.config.output_dir, next(iter(entry.files())))) as shard:
                 for number, bins in enumerate(shard.blocks(0, each, rows=1)):
                     samples.append(_sample(f"{entry.dataset}, train, bin {number}", bins, decode))
         return tuple(samples)
-
-
-def _first_shard(output_dir: Path, entry: PackedSplit) -> Path:
-    """The first shard of a split: a file, or the folder of a memmap shard's files."""
-    path = output_dir / entry.files()[0].path
-    return path.parent if shard_format(path.parent) is not None else path
 
 
 def _sample(title: str, one: RawBins, decode: Decode) -> Sample:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from schemas.sft import StorageFormat
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
 from tasks.sft.invariants import RawBins
-from tasks.sft.npy_shard import lengths_to_offsets
 from tasks.sft.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
+from tasks.store.arrays import lengths_to_offsets
 from tasks.store.npy_header import read_npy_header
 
 _MAX_MANIFEST = 1 << 20

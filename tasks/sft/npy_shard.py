@@ -19,6 +19,7 @@ from schemas.sft import StorageFormat
 from tasks.sft.invariants import RawBins
 from tasks.sft.npy_pickle import DamagedPickleError, IntList, RefusedPickleError, decode_ints, index_pickle
 from tasks.sft.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
+from tasks.store.arrays import lengths_to_offsets
 from tasks.store.npy_header import read_npy_header
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
@@ -120,8 +121,3 @@ class NpyShard(Opened):
         if "_data" in vars(self):
             self._data.close()
         super().close()
-
-
-def lengths_to_offsets(lengths: Any) -> NDArray[np.int64]:
-    """int64[n + 1]: where each of n lists begins in their concatenation, and its end."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

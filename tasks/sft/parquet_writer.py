@@ -17,18 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
-from schemas.sft import (
-    FORMAT_VERSION,
-    METADATA_COUNT,
-    METADATA_PACK_SIZE,
-    METADATA_TOKENIZER,
-    METADATA_VERSION,
-    METADATA_VOCABULARY,
-    Compression,
-    PackConfig,
-    StorageConfig,
-)
+from schemas.sft import Compression, StorageConfig
+from tasks.sft.bin_writer import BinWriter
 from tasks.sft.packed import Bins
+from tasks.sft.shard import ShardMetadata
 from tasks.store.atomic import AtomicFile
 
 PACKED_FIELDS = {
@@ -43,31 +35,19 @@ def packed_schema(metadata: Mapping[bytes, bytes] | None = None) -> pa.Schema:
     return pa.schema(list(PACKED_FIELDS.items()), metadata=metadata)
 
 
-def shard_metadata(pack: PackConfig, tokenizer_digest: str, vocabulary_size: int) -> dict[bytes, bytes]:
-    """What a shard says about itself: format version, pack size, counting, tokenizer, vocabulary size."""
-    return {
-        METADATA_VERSION: str(FORMAT_VERSION).encode(),
-        METADATA_PACK_SIZE: str(pack.size).encode(),
-        METADATA_COUNT: pack.count.value.encode(),
-        METADATA_TOKENIZER: tokenizer_digest.encode(),
-        METADATA_VOCABULARY: str(vocabulary_size).encode(),
-    }
-
-
-class ParquetShardWriter:
+class ParquetShardWriter(BinWriter):
     """Writes one shard, a row group at a time; nothing is visible before `finalize`.
 
     Args:
         path: the shard file.
         storage: row group size and codec.
-        metadata: see `shard_metadata`.
+        metadata: what the shard says about itself.
     """
 
-    def __init__(self, path: Path, storage: StorageConfig, metadata: Mapping[bytes, bytes]) -> None:
-        self._schema = packed_schema(metadata)
+    def __init__(self, path: Path, storage: StorageConfig, metadata: ShardMetadata) -> None:
+        super().__init__(storage.row_group_size)
+        self._schema = packed_schema({key.encode(): text.encode() for key, text in metadata.keys().items()})
         self._row_group_size = storage.row_group_size
-        self._pending: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
-        self._bins = 0
         self._file = AtomicFile(path)
         has_level = storage.compression in (Compression.ZSTD, Compression.GZIP)
         self._writer = pq.ParquetWriter(
@@ -80,9 +60,8 @@ class ParquetShardWriter:
             store_schema=True,
         )
 
-    def write_block(self, bins: Bins) -> None:
+    def _write(self, bins: Bins) -> None:
         """Write a block of bins as row groups of at most `row_group_size` bins."""
-        self._flush()
         columns = [
             _lists(bins.token_offsets, bins.input_ids),
             _lists(bins.token_offsets, bins.loss_mask),
@@ -90,60 +69,20 @@ class ParquetShardWriter:
         ]
         table = pa.Table.from_arrays(columns, schema=self._schema)
         self._writer.write_table(table, row_group_size=self._row_group_size)
-        self._bins += bins.num_bins
 
-    def write_bin(
-        self, bin_id: int, input_ids: NDArray[Any], loss_mask: NDArray[Any], seq_start_id: NDArray[Any]
-    ) -> None:
-        """Write one bin; bins come in order, `bin_id` counting from 0.
-
-        Raises:
-            ValueError: `bin_id` is not the next one.
-        """
-        expected = self._bins + len(self._pending)
-        if bin_id != expected:
-            raise ValueError(f"bins are written in order: expected bin {expected}, got {bin_id}")
-        self._pending.append((input_ids, loss_mask, seq_start_id))
-        if len(self._pending) == self._row_group_size:
-            self._flush()
-
-    def finalize(self) -> dict[str, int]:
-        """Write what is pending, commit the file; returns `bins_written`."""
-        self._flush()
+    def _commit(self) -> dict[str, Any]:
         self._writer.close()
         self._file.commit()
-        return {"bins_written": self._bins}
+        return {"bins_written": self.bins_written}
 
-    def record(self, root: Path) -> FileRecord:
-        return self._file.record(root)
+    def records(self, root: Path) -> tuple[FileRecord, ...]:
+        return (self._file.record(root),)
 
-    def __enter__(self) -> ParquetShardWriter:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is not None:
-            # Closed here, because its destructor would write to the removed file and complain.
-            with contextlib.suppress(Exception):
-                self._writer.close()
-            self._file.__exit__(kind, error, trace)
-
-    def _flush(self) -> None:
-        if self._pending:
-            pending, self._pending = self._pending, []
-            ids, masks, starts = zip(*pending, strict=True)
-            self.write_block(
-                Bins(
-                    np.concatenate(ids).astype(np.int32, copy=False),
-                    np.concatenate(masks).astype(np.uint8, copy=False),
-                    _offsets(ids),
-                    np.concatenate(starts).astype(np.int32, copy=False),
-                    _offsets(starts),
-                )
-            )
-
-
-def _offsets(parts: tuple[NDArray[Any], ...]) -> NDArray[np.int64]:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)))
+    def _discard(self) -> None:
+        # Closed here, because its destructor would write to the removed file and complain.
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        self._file.discard()
 
 
 def _lists(offsets: NDArray[np.int64], values: NDArray[Any]) -> pa.ListArray:

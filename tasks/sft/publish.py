@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
 from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS, PackSftConfig
-from tasks.sft.write import shard_name
 from tasks.store.publish import Publication, json_document
 
 _METADATA_KEYS = (
@@ -43,8 +43,14 @@ class PackedSplit:
     def folder(self) -> str:
         return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
 
-    def files(self) -> list[FileRecord]:
-        return [record for receipt in self.shards for record in receipt.files]
+    def files(self) -> dict[str, list[FileRecord]]:
+        """The files of each shard, by its path relative to the output directory, in shard order."""
+        found: dict[str, list[FileRecord]] = {}
+        for receipt in self.shards:
+            for record in receipt.files:
+                # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
+                found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
+        return found
 
 
 @dataclass
@@ -75,15 +81,18 @@ def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]
     positions: dict[str, int] = {}
     for entry in packed:
         bins = [end - start for start, end in itertools.pairwise(entry.plan.statistics["shard_bins"])]
-        for shard, record in enumerate(entry.files()):
-            path = f"{entry.folder}/{shard_name(shard)}"
-            view.links[path] = record
+        for shard, (stage_path, records) in enumerate(entry.files().items()):
+            name = PurePosixPath(stage_path).name
+            path = f"{entry.folder}/{name}"
+            view.links.update({path + record.path.removeprefix(stage_path): record for record in records})
             position = positions.get(entry.split, 0)
             positions[entry.split] = position + 1
-            link = f"{SPLITS}/{entry.split}/{position:06d}__{entry.dataset}__{shard_name(shard)}"
+            link = f"{SPLITS}/{entry.split}/{position:06d}__{entry.dataset}__{name}"
             view.symlinks[link] = f"../../{path}"
             share = entry.weight * bins[shard] / sum(bins)
-            blend.setdefault(entry.split, []).extend([f"{share:.12g}", path.removesuffix(".parquet")])
+            blend.setdefault(entry.split, []).extend(
+                [f"{share:.12g}", str(PurePosixPath(path).with_suffix(""))]
+            )
         metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in _METADATA_KEYS})
     view.links.update({f"rejects/{name}": record for name, record in rejects.items()})
     view.documents[BLEND] = json_document(blend)

@@ -52,7 +52,7 @@ def write(work: WriteWork) -> Receipt:
 def validate(work: ValidateWork) -> Verdict:
     """Every shard, row by row, and the totals; fails on the first error."""
     root = Path(work.output_dir)
-    paths = [root / record.path for entry in work.packed for record in entry.files()]
+    paths = [root / shard for entry in work.packed for shard in entry.files()]
     verdict = validate_shards(paths, "run", work.output_dir, work.workers)
     verdict.raise_if_bad()
     check_totals(work.packed, verdict)

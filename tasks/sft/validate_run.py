@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from schemas.run import RunManifest
+from schemas.run import FileRecord, RunManifest
 from schemas.sft import BLEND
 from schemas.verdict import Fault, Verdict
+from tasks.sft.shards import shard_format
 from tasks.sft.validate import validate_shards
+from tasks.sft.writers import SUFFIXES
 from tasks.store.layout import MANIFEST
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
@@ -20,12 +22,18 @@ def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
     faults = _check_blend(folder)
     counts: dict[str, int] = {}
     if full:
-        shards = [folder / record.path for record in manifest.outputs if record.path.startswith("datasets/")]
-        verdict = validate_shards([shard for shard in shards if shard.is_file()], "run", where)
+        shards = dict.fromkeys(folder / shard for shard in map(_shard_of, manifest.outputs) if shard)
+        verdict = validate_shards([shard for shard in shards if shard.exists()], "run", where)
         counts = {name: value for name, value in verdict.counts.items() if name != "files"}
         faults += verdict.faults
         faults += _check_totals(folder, manifest, counts)
     return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
+
+
+def _shard_of(output: FileRecord) -> str | None:
+    """The shard this file is, or is part of: datasets/{name}/{hash}/{split}/{shard}."""
+    parts = PurePosixPath(output.path).parts
+    return "/".join(parts[:5]) if parts[0] == "datasets" else None
 
 
 def _check_blend(folder: Path) -> list[Fault]:
@@ -38,9 +46,9 @@ def _check_blend(folder: Path) -> list[Fault]:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return [Fault(where=str(path), rule="blend", detail=f"not a readable blend: {error}")]
     faults = [
-        Fault(where=str(path), rule="blend", detail=f"{name}.parquet does not exist")
+        Fault(where=str(path), rule="blend", detail=f"{name} leads to no shard")
         for name in named
-        if not (folder / f"{name}.parquet").is_file()
+        if not any(shard_format(folder / f"{name}{suffix}") for suffix in SUFFIXES.values())
     ]
     if any(weight <= 0 for weight in weights):
         faults.append(Fault(where=str(path), rule="blend", detail="a weight is not above 0"))

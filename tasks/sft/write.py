@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from schemas.errors import ConfigError
 from schemas.run import FileRecord, Receipt
-from schemas.sft import PackConfig, StorageConfig
+from schemas.sft import Count, PackConfig, StorageConfig, StorageFormat
 from tasks.sft.packed import PackPlan, gather
-from tasks.sft.parquet_writer import ParquetShardWriter, shard_metadata
+from tasks.sft.plan import padded_length
+from tasks.sft.shard import ShardMetadata
 from tasks.sft.spool import Spool, open_spools
+from tasks.sft.writers import open_writer, shard_name
+from tasks.store.arrays import lengths_to_offsets
 from tasks.store.layout import stage_folder
 
 # About 16 MB of tokens and mask a block: large enough to amortise Python, small enough to stay in memory.
@@ -44,11 +49,6 @@ class WriteWork:
     vocabulary_size: int
 
 
-def shard_name(shard: int) -> str:
-    """File name of a shard."""
-    return f"shard_{shard:06d}.parquet"
-
-
 def write_shards(work: WriteWork) -> Receipt:
     """Write the shards of `work` into its stage folder.
 
@@ -69,8 +69,8 @@ def write_shards(work: WriteWork) -> Receipt:
     totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0}
     with open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools:
         for shard in range(work.first_shard, work.end_shard):
-            record, counts = _write_shard(work, plan, spools, shard, folder / shard_name(shard))
-            records.append(record)
+            written, counts = _write_shard(work, plan, spools, shard, folder)
+            records += written
             totals = {name: totals[name] + counts[name] for name in totals}
     statistics: dict[str, Any] = {**totals, "first_shard": work.first_shard, "end_shard": work.end_shard}
     return Receipt(
@@ -79,15 +79,17 @@ def write_shards(work: WriteWork) -> Receipt:
 
 
 def _write_shard(
-    work: WriteWork, plan: PackPlan, spools: list[Spool], shard: int, path: Path
-) -> tuple[FileRecord, dict[str, int]]:
-    metadata = shard_metadata(work.pack, work.tokenizer_digest, work.vocabulary_size)
+    work: WriteWork, plan: PackPlan, spools: list[Spool], shard: int, folder: Path
+) -> tuple[tuple[FileRecord, ...], dict[str, int]]:
+    path = folder / shard_name(shard, work.storage.format)
+    metadata = ShardMetadata.made_here(work.pack, work.tokenizer_digest, work.vocabulary_size)
     first, end = int(plan.shard_bins[shard]), int(plan.shard_bins[shard + 1])
     rows = work.storage.row_group_size
     # Blocks are whole row groups, so that their size never shows in the file.
     block_bins = max(1, _BLOCK_TOKENS // (work.pack.size * rows)) * rows
     counts = {"bins": end - first, "sequences": 0, "tokens": 0, "trained_tokens": 0}
-    with ParquetShardWriter(path, work.storage, metadata) as writer:
+    width = row_width(plan, work.pack, first, end) if work.storage.format is StorageFormat.MEMMAP else 0
+    with open_writer(path, work.storage, metadata, end - first, width) as writer:
         for start in range(first, end, block_bins):
             stop = min(start + block_bins, end)
             bins = gather(plan, spools, start, stop, work.pack.pad_to_multiple, work.eos_id or 0)
@@ -96,4 +98,18 @@ def _write_shard(
             counts["tokens"] += len(bins.input_ids)
             counts["trained_tokens"] += int(bins.loss_mask.sum(dtype="int64"))
         writer.finalize()
-    return writer.record(Path(work.output_dir)), counts
+    return writer.records(Path(work.output_dir)), counts
+
+
+def row_width(plan: PackPlan, pack: PackConfig, first_bin: int, end_bin: int) -> int:
+    """Tokens that every row of a memmap shard has room for: the pack size, or the longest bin as stored.
+
+    Counted as the trainer does, a bin of n sequences may store n tokens more than the pack size.
+    """
+    if pack.count is Count.STORED:
+        return pack.size
+    offsets = plan.bin_offsets[first_bin : end_bin + 1].astype(np.int64)
+    items = plan.bin_items[offsets[0] : offsets[-1]]
+    stored = padded_length(plan.item_length[items].astype(np.int64), pack.pad_to_multiple)
+    ends = lengths_to_offsets(stored)[offsets - offsets[0]]
+    return int(np.diff(ends).max(initial=0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from schemas.run import FileRecord
 from tasks.store.atomic import write_file
@@ -24,3 +24,12 @@ def read_array(path: Path) -> NDArray[Any]:
     """A `.npy` file as a read-only memory map; never unpickles."""
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
+
+
+def lengths_to_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
+    """int64[n + 1]: where each of n lists begins in their concatenation, and its end.
+
+    >>> lengths_to_offsets([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

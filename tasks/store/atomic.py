@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ class AtomicFile:
                 _sync_folder(self.path.parent)
         except BaseException:
             # A full disk often shows only here, when the buffer is flushed.
-            self._discard()
+            self.discard()
             raise
 
     def record(self, root: Path) -> FileRecord:
@@ -108,13 +109,66 @@ class AtomicFile:
         if kind is None:
             self.commit()
         else:
-            self._discard()
+            self.discard()
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Remove what was written, if it was not committed."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink()
+
+
+class AtomicFolder:
+    """A folder being written: its files go to a temporary one that `commit` renames into place, whole.
+
+    A folder that is already there is replaced: a kill at that moment leaves none, never a mixture. Leaving the
+    `with` block by an exception removes the temporary folder.
+
+    Raises:
+        StorageError: creating, syncing or renaming failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = _temporary(path)
+        self._files: dict[str, AtomicFile] = {}
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(path)
+            _remove(self._temporary)
+            self._temporary.mkdir()
+
+    def open(self, name: str) -> AtomicFile:
+        """A new file of the folder; to be committed before the folder."""
+        self._files[name] = AtomicFile(self._temporary / name)
+        return self._files[name]
+
+    def commit(self) -> None:
+        """Make the folder visible under its final name."""
+        with storage_errors(self.path):
+            old = self._temporary.with_name(f"{self._temporary.name}-old")
+            _remove(old)
+            with contextlib.suppress(FileNotFoundError):
+                self.path.rename(old)
+            self._temporary.rename(self.path)
+            _sync_folder(self.path.parent)
+            _remove(old)
+
+    def records(self, root: Path) -> tuple[FileRecord, ...]:
+        """Size and digest of every file, with paths relative to `root`, in the order they were opened."""
+        folder = self.path.relative_to(root).as_posix()
+        return tuple(
+            file.record(self._temporary).model_copy(update={"path": f"{folder}/{name}"})
+            for name, file in self._files.items()
+        )
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        for file in self._files.values():
+            file.discard()
+        with contextlib.suppress(OSError):
+            _remove(self._temporary)
 
 
 def write_file(path: Path, data: bytes) -> AtomicFile:
@@ -174,7 +228,15 @@ def _remove_leftovers(path: Path) -> None:
     for leftover in path.parent.glob(f"{TEMP_PREFIX}{path.name}.{_HOST}.*"):
         pid = leftover.name.rpartition(".")[2].partition("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            leftover.unlink(missing_ok=True)
+            _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:

@@ -400,7 +400,7 @@ def test_blends_that_lead_nowhere_are_found(run: Path) -> None:
     (run / "blend.json").write_text(json.dumps(blend))
     verdict = validate_path(run, full=False)
     details = [fault.detail for fault in verdict.faults if fault.rule == "blend"]
-    assert details == [f"{blend['train'][1]}.parquet does not exist", "a weight is not above 0"]
+    assert details == [f"{blend['train'][1]} leads to no shard", "a weight is not above 0"]
     (run / "blend.json").write_text("[]")
     rules = [(fault.where, fault.rule) for fault in validate_path(run, full=False).faults]
     assert (str(run / "blend.json"), "blend") in rules

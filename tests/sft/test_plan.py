@@ -13,8 +13,9 @@ import pytest
 
 from schemas.sft import PackConfig, SplitsConfig, StorageConfig
 from tasks.sft.packed import PackPlan, gather
-from tasks.sft.parquet_writer import ParquetShardWriter, shard_metadata
+from tasks.sft.parquet_writer import ParquetShardWriter
 from tasks.sft.plan import PlanWork, longest_stored, plan_packs
+from tasks.sft.shard import ShardMetadata
 from tasks.sft.splits import in_split, repeated, unit_hash
 from tasks.sft.spool import Rows, Spool, SpoolWriter
 from tasks.sft.validate import validate_shard
@@ -248,7 +249,10 @@ def test_writing_bin_by_bin_gives_the_bytes_of_writing_blocks(tmp_path: Path) ->
         [Spool(stage_folder(tmp_path, "a" * 16))],
     )
     count = len(plan.bin_offsets) - 1
-    storage, metadata = StorageConfig(row_group_size=4), shard_metadata(plan_work.pack, "0" * 64, 5000)
+    storage, metadata = (
+        StorageConfig(row_group_size=4),
+        ShardMetadata.made_here(plan_work.pack, "0" * 64, 5000),
+    )
     with ParquetShardWriter(tmp_path / "block.parquet", storage, metadata) as writer:
         writer.write_block(gather(plan, spools, 0, count, 1, 0))
         writer.finalize()
@@ -264,6 +268,6 @@ def test_writing_bin_by_bin_gives_the_bytes_of_writing_blocks(tmp_path: Path) ->
 
 def test_a_failed_shard_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "shard.parquet"
-    with pytest.raises(RuntimeError), ParquetShardWriter(path, StorageConfig(), {}):
+    with pytest.raises(RuntimeError), ParquetShardWriter(path, StorageConfig(), ShardMetadata()):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
