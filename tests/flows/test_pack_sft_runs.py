@@ -134,7 +134,8 @@ def test_workers_runners_listing_order_and_hash_seed_change_no_byte(
 
 def test_the_report_says_what_was_made(finished: Finished, reference: RunManifest) -> None:
     report = finished.report
-    assert set(report) == {"flow", "run_hash", "run_dir", "cached", "seconds", "stats", "outputs"}
+    assert set(report) == {"flow", "run_hash", "run_dir", "report", "cached", "seconds", "stats", "outputs"}
+    assert Path(report["report"]) == finished.folder / "report.html" and Path(report["report"]).is_file()
     assert report["flow"] == "pack-sft" and report["cached"] is False and report["seconds"] > 0
     assert Path(report["run_dir"]) == finished.folder
     ledger = reference.ledger
@@ -222,6 +223,7 @@ def test_a_cached_run_needs_no_prefect_and_no_arrow(done: Finished) -> None:
     assert {**report, "cached": False, "seconds": 0} == {
         **done.report,
         "run_dir": str(done.folder),
+        "report": str(done.folder / "report.html"),
         "seconds": 0,
     }
 

@@ -447,9 +447,9 @@ def test_a_rejection_crosses_processes() -> None:
 
 
 def test_roles_are_checked_with_the_configuration() -> None:
-    with pytest.raises(ConfigError, match="allowed: system, developer, user, assistant, tool") as caught:
+    with pytest.raises(ConfigError, match="'system', 'developer', 'user', 'assistant' or 'tool'") as caught:
         FieldMapping.parse({"roles": {"Bot": "bot"}})
-    assert caught.value.where == "roles"
+    assert caught.value.where == "roles.Bot"
     with pytest.raises(ConfigError, match="did you mean 'messages'"):
         FieldMapping.parse({"mesages": "x"})
 
