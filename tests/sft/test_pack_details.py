@@ -126,3 +126,18 @@ def test_the_samples_are_the_first_bins_of_train(
         ]
         assert shown == expected[:3]
         assert f"of {len(row['input_ids'])} tokens; {sum(row['loss_mask'])} tokens" in sample.note
+
+
+@pytest.mark.parametrize("format_name", ["memmap", "npy"])
+def test_every_format_is_reported_on_alike(
+    format_name: str, source: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet, other = (
+        reported(config_of(tmp_path / name, source, small_tokenizer, storage={"format": name}), monkeypatch)
+        for name in ("parquet", format_name)
+    )
+
+    assert other.remarks == ()
+    assert other.samples == parquet.samples != ()
+    assert other.charts == parquet.charts
+    assert other.facts == parquet.facts
