@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import struct
 import sys
 from typing import Any
@@ -35,10 +36,14 @@ def write_records(source: Any, writer: Any) -> bool:
             if len(record) < size:
                 return False
             writer.write(record)
+            # Two of 8 MB are one too many.
+            del record
     return False
 
 
 def main() -> None:
+    # Ctrl-C reaches the whole group; whoever writes the input decides, and ends it or this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     module = importlib.import_module("array_record.python.array_record_module")
     path, options = sys.argv[1:]
     try:
@@ -50,8 +55,6 @@ def main() -> None:
         writer.close()
     except (RuntimeError, ValueError) as error:  # what the package raises for any status that is not OK
         print(error, file=sys.stderr, flush=True)
-        os._exit(1)
-    except KeyboardInterrupt:
         os._exit(1)
 
 
