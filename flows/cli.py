@@ -73,6 +73,15 @@ def _parser() -> _Parser:
     validate.add_argument("path", metavar="PATH")
     validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
     validate.set_defaults(run=_validate)
+    convert = commands.add_parser(
+        "convert", parents=[common], help="packed shards from one storage format to another"
+    )
+    convert.add_argument("source", metavar="SRC", help="a shard, a folder of shards, or a run")
+    convert.add_argument("target", metavar="DST", help="a shard or a folder that is not there yet")
+    convert.add_argument(
+        "--to", choices=("parquet", "memmap", "npy"), help="the format; a suffix of DST says it too"
+    )
+    convert.set_defaults(run=_convert)
     look = commands.add_parser(
         "inspect", parents=[common], help="look at a run, a folder of shards, a file or a tokenizer"
     )
@@ -153,6 +162,16 @@ def _inspect(options: argparse.Namespace) -> int:
     from flows.inspection import inspect
 
     return inspect(options)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from flows.conversion import print_conversion
+    from schemas.sft import StorageFormat
+    from tasks.sft.convert import convert_shards
+
+    to = StorageFormat(options.to) if options.to else None
+    print_conversion(convert_shards(Path(options.source), Path(options.target), to), options.json)
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

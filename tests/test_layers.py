@@ -36,6 +36,7 @@ def may_import_prefect(module: str) -> bool:
         "flows.configs",
         "flows.summary",
         "flows.demo",
+        "flows.conversion",
         "flows.inspection",
         "flows.rendering",
     )

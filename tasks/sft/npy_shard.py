@@ -26,6 +26,8 @@ COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
 # Begins what comes after the pickle in files made here.
 TRAILER = b"\ngristmill metadata "
 _MAX_TRAILER = 1 << 16
+# Rows may share a list, which the file then holds once; more of that than this is a small file made to be huge.
+_SHARED, _MAX_SHARING = 1 << 26, 16
 
 
 class NpyShard(Opened):
@@ -64,8 +66,10 @@ class NpyShard(Opened):
             detail = f"the header says shape {header.shape}, the array holds {len(rows)} rows"
             raise BadShardError.of(self.path, ("schema", detail))
         index = [self._lists(row, number) for number, row in enumerate(rows)]
-        if sum(values.bytes() for lists in index for values in lists) > len(self._data):
-            raise self._unreadable("its rows share lists, and together would be larger than the file")
+        expanded = sum(values.bytes() for lists in index for values in lists)
+        if expanded > _SHARED + _MAX_SHARING * len(self._data):
+            detail = f"its rows share lists and would be {expanded:,} bytes, {len(self._data):,} are there"
+            raise self._unreadable(detail)
         return index, end
 
     def _lists(self, row: Any, number: int) -> tuple[IntList, IntList, IntList]:

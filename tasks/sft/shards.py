@@ -76,7 +76,7 @@ def find_shards(path: Path, split: str | None = None) -> list[Path]:
         return [path]
     if path.is_file():
         open_shard(path)  # raises
-    run = _run_at(path)
+    run = run_at(path)
     folder = path
     if run is not None:
         folder = run / "datasets" if split is None else run / SPLITS / split
@@ -96,7 +96,7 @@ def _check_there(path: Path) -> None:
         raise ConfigError("nothing is there", code="missing_path", where=str(path))
 
 
-def _run_at(path: Path) -> Path | None:
+def run_at(path: Path) -> Path | None:
     """The run folder that `path` means, if it means one."""
     for folder in (path, path / LATEST):
         if (folder / MANIFEST).is_file():

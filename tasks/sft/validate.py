@@ -20,7 +20,7 @@ from tasks.sft.shard import BadShardError, Shard
 from tasks.sft.shards import open_shard
 
 # Rules that are ours alone: other tools may keep the unshifted mask.
-_OURS_ONLY = frozenset({"mask_ends_with_0"})
+OURS_ONLY = frozenset({"mask_ends_with_0"})
 
 
 def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int | None = None) -> Verdict:
@@ -79,7 +79,7 @@ def _check_rows(shard: Shard, name: str) -> Verdict:
             where=f"{name}:{row}",
             rule=rule,
             detail=detail,
-            level=WARNING if rule in _OURS_ONLY and metadata.version is None else ERROR,
+            level=WARNING if rule in OURS_ONLY and metadata.version is None else ERROR,
             count=count,
         )
         for rule, (row, count, detail) in found.items()

@@ -144,6 +144,10 @@ class AtomicFolder:
         self._files[name] = AtomicFile(self._temporary / name)
         return self._files[name]
 
+    def place(self, name: str) -> Path:
+        """Where something written by other means goes until `commit`; it has no record."""
+        return self._temporary / name
+
     def commit(self) -> None:
         """Make the folder visible under its final name."""
         with storage_errors(self.path):

@@ -158,7 +158,7 @@ BOMBS: dict[str, tuple[bytes, int]] = {
     "tuples of tuples": (opcodes(b")" + b"2\x86" * 60), 0),
     "tuples of tuples by memo": (opcodes(b")\x94" + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(200))), 0),
     "lists within lists": (opcodes(b"(" * 100_000 + b"]" * 100_000), 0),
-    "rows that share one list": (shares(3000), 3000),
+    "rows that share one list": (shares(20_000), 20_000),
     "a list within itself": (opcodes(b"]\x94h\x00a"), 1),
 }  # fmt: skip
 
