@@ -206,7 +206,7 @@ def test_memory_does_not_grow_with_the_shard(
     one: StorageFormat, other: StorageFormat, tmp_path: Path
 ) -> None:
     ids = np.arange(2000, dtype=np.int32) * 31
-    rows = [(ids, np.zeros(2000, np.uint8), np.array([0, 7], np.int32))] * 3000
+    rows = [(ids, np.zeros(2000, np.uint8), np.array([0, 7], np.int32))] * 1000
     source = place(tmp_path, "source", one)
     with open_writer(source, StorageConfig(format=one), METADATA, len(rows), 2000) as writer:
         for bin_id, row in enumerate(rows):
@@ -216,5 +216,5 @@ def test_memory_does_not_grow_with_the_shard(
     convert_shards(source, place(tmp_path, "target", other), other)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # 6 million tokens: 30 MB as int32 and uint8, 216 MB as Python numbers.
-    assert peak < 30e6
+    # 2 million tokens of 31-bit ids: 72 MB as Python numbers.
+    assert peak < 20e6
