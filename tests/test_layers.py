@@ -86,6 +86,7 @@ def test_prefect_and_heavy_packages_stay_where_they_may_be(path: Path) -> None:
         ("tasks.store.runs", {"prefect", "numpy", "pyarrow", "duckdb", "jinja2"}),
         ("tasks.validation", {"prefect", "transformers"}),
         ("tasks.sft.tokenize", {"prefect", "transformers", "tokenizers"}),
+        ("tasks.sft.datasets", {"prefect", "torch", "transformers", "duckdb", "fsspec"}),
     ],
 )
 def test_importing_a_light_module_loads_nothing_heavy(module: str, forbidden: set[str]) -> None:

@@ -29,7 +29,7 @@ class ParquetShard(Opened):
     @cached_property
     def _file(self) -> pq.ParquetFile:
         try:
-            file = pq.ParquetFile(self.path)
+            file = pq.ParquetFile(self._source())
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
         faults = list(_schema_faults(file.schema_arrow))
@@ -38,9 +38,20 @@ class ParquetShard(Opened):
             raise BadShardError.of(self.path, *faults)
         return file
 
+    def _source(self) -> Any:
+        """What pyarrow opens."""
+        return self.path
+
     @property
     def num_bins(self) -> int:
         return int(self._file.metadata.num_rows)
+
+    @cached_property
+    def group_offsets(self) -> NDArray[np.int64]:
+        """int64[row groups + 1]: the first bin of each row group, and the end."""
+        metadata = self._file.metadata
+        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        return np.cumsum([0, *rows], dtype=np.int64)
 
     @cached_property
     def metadata(self) -> ShardMetadata:
@@ -67,9 +78,7 @@ class ParquetShard(Opened):
 
     def _batches(self, first: int, end: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Rows `[first, end)`, from the row groups that hold some of them."""
-        metadata = self._file.metadata
-        ends = np.cumsum([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)])
-        starts = ends - np.diff(ends, prepend=0)
+        starts, ends = self.group_offsets[:-1], self.group_offsets[1:]
         groups = np.flatnonzero((starts < end) & (ends > first)).tolist()
         if not groups:
             return
