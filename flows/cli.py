@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows import server
+from flows import housekeeping, server
 from flows.configs import load_config
 from flows.registry import FLOWS, run_or_find
 from flows.summary import print_error, print_summary
@@ -94,6 +94,7 @@ def _parser() -> _Parser:
     demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
     demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
     demo.set_defaults(run=_demo)
+    housekeeping.add_commands(commands, common)
     server.add_commands(commands, common)
     return parser
 

@@ -37,6 +37,7 @@ def may_import_prefect(module: str) -> bool:
         "flows.summary",
         "flows.demo",
         "flows.conversion",
+        "flows.housekeeping",
         "flows.inspection",
         "flows.rendering",
     )

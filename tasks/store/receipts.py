@@ -14,8 +14,10 @@ format, over the one in `metadata`), and so are repeated ones (two parsers may p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import stat
 from enum import StrEnum
@@ -216,6 +218,9 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     if receipt_key(receipt.stage, receipt.task, receipt.part) != key:
         raise _foreign(f"it is the receipt of {receipt.task!r} part {receipt.part}, stage {receipt.stage!r}")
     verify_files(receipt, output_dir, verify)
+    # `prune` leaves alone what was used lately. A folder that cannot be written cannot be pruned either.
+    with contextlib.suppress(OSError):
+        os.utime(path.parent.parent)
     return receipt
 
 
