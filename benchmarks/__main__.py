@@ -19,6 +19,7 @@ BENCHMARKS = (
     "corpus_selection",
     "sampling",
     "writing",
+    "readers",
     "tokenizing",
     "memory",
     "cached",

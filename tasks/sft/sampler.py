@@ -3,7 +3,8 @@
 A loader with workers fetches ahead of the training loop, so neither the data set nor the sampler can know how far
 the loop is. `PackedLoader` counts the batches it hands out; its `state_dict` belongs into the trainer's checkpoint:
 
-    loader = PackedLoader(dataset, batch_size=8, num_workers=4, seed=0, rank=rank, world_size=world_size)
+    sampler = PackedSampler(dataset, seed=0, rank=rank, world_size=world_size)
+    loader = PackedLoader(dataset, batch_size=8, sampler=sampler, num_workers=4)
     loader.load_state_dict(checkpoint["loader"])   # when resuming; the number of workers may differ
     for epoch in range(loader.epoch, epochs):
         for batch in loader:
@@ -135,13 +136,11 @@ class PackedLoader:
     Args:
         dataset: batches are made by its `collate_fn`.
         batch_size: samples of a batch.
-        drop_last: leave out a last batch that is not full.
-        loader_options: `num_workers`, `persistent_workers`, `multiprocessing_context`, `pin_memory` and whatever
-            else a `DataLoader` takes.
-        shuffle, seed, window, rank, world_size, remainder: see `PackedSampler`.
+        sampler: the order and this rank's share; default `PackedSampler(dataset)`.
+        loader_options: `num_workers`, `persistent_workers`, `multiprocessing_context`, `pin_memory`, `drop_last` and
+            whatever else a `DataLoader` takes.
 
     Raises:
-        ConfigError: an argument is out of range.
         MissingExtraError: torch is not installed.
     """
 
@@ -149,36 +148,20 @@ class PackedLoader:
         self,
         dataset: SftDataset,
         batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        window: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        remainder: str = "pad",
-        drop_last: bool = False,
+        sampler: PackedSampler | None = None,
         **loader_options: Any,
     ) -> None:
         try:
             from torch.utils.data import DataLoader
         except ImportError as error:
             raise MissingExtraError.of("torch", "torch", "PackedLoader") from error
-        self._sampler = PackedSampler(
-            dataset,
-            shuffle=shuffle,
-            seed=seed,
-            window=window,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-        )
+        self._sampler = sampler or PackedSampler(dataset)
         self._batch_size = batch_size
         self._loader: Any = DataLoader(
             dataset,  # type: ignore[arg-type]
             batch_size,
             sampler=self._sampler,
             collate_fn=loader_options.pop("collate_fn", dataset.collate_fn),
-            drop_last=drop_last,
             **loader_options,
         )
         self.epoch = 0

@@ -103,8 +103,11 @@ def test_the_sampler_in_a_plain_loader(dataset: SftDataset) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_four_persistent_workers(dataset: SftDataset, method: str) -> None:
     """Every sample once an epoch, for epochs; resumed in mid-epoch, here and with other workers, exactly."""
-    how: dict[str, Any] = {"batch_size": 5, "seed": 1}
-    loader = PackedLoader(dataset, **how, **WORKERS, multiprocessing_context=method)
+
+    def sampler() -> PackedSampler:
+        return PackedSampler(dataset, seed=1)
+
+    loader = PackedLoader(dataset, 5, sampler(), **WORKERS, multiprocessing_context=method)
     epochs = [[first_tokens(batch) for batch in loader] for _ in range(2)]
     for epoch in epochs:
         assert sorted(itertools.chain(*epoch)) == list(range(NUM_ROWS))
@@ -119,7 +122,7 @@ def test_four_persistent_workers(dataset: SftDataset, method: str) -> None:
     assert sorted(itertools.chain(*begun, *rest)) == list(range(NUM_ROWS))
     fourth = [first_tokens(batch) for batch in loader]
 
-    alone = PackedLoader(dataset, **how)
+    alone = PackedLoader(dataset, 5, sampler())
     for resumed in (loader, alone):
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
@@ -140,7 +143,8 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(dataset: SftDataset) -> 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
 def test_ranks_have_equally_many_batches(dataset: SftDataset, remainder: str) -> None:
-    loaders = [PackedLoader(dataset, 4, rank=rank, world_size=4, remainder=remainder) for rank in range(4)]
+    samplers = [PackedSampler(dataset, rank=rank, world_size=4, remainder=remainder) for rank in range(4)]
+    loaders = [PackedLoader(dataset, 4, sampler) for sampler in samplers]
     batches = [[first_tokens(batch) for batch in loader] for loader in loaders]
     assert len({len(part) for part in batches}) == 1 == len({len(loader) for loader in loaders})
     numbers = [number for part in batches for batch in part for number in batch]
