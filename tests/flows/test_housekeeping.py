@@ -157,7 +157,8 @@ def test_runs_are_listed(cli: Cli, tmp_path: Path, small_tokenizer: Path) -> Non
     run_hash = pack(tmp_path, small_tokenizer, 128)
     [run] = json.loads(cli("runs", tmp_path / "out", "--json").out)["runs"]
     assert (run["run_hash"], run["latest"], run["rows_in"], run["rows_used"]) == (run_hash, True, 30, 30)
-    assert f"{run_hash} (latest)" in cli("runs", tmp_path / "out").out
+    shown = cli("runs", tmp_path / "out").out
+    assert run_hash in shown and "(latest)" in shown
 
 
 @pytest.mark.parametrize(
