@@ -20,6 +20,7 @@ BENCHMARKS = (
     "sampling",
     "writing",
     "readers",
+    "formats",
     "tokenizing",
     "memory",
     "cached",

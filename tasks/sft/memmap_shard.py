@@ -98,6 +98,18 @@ class MemmapShard(Opened):
             detail = f"{MEMMAP_MANIFEST} is not readable: {error}"
             raise BadShardError.of(self.path, ("metadata", detail)) from error
 
+    def unclean_rows(self) -> NDArray[np.int64]:
+        """Rows whose padding is not all zeros."""
+        lengths, width = self.index[0], self.manifest.row_width
+        arrays = [self.arrays[name].view(np.ndarray) for name in ("input_ids", "loss_mask")]
+        padded = np.flatnonzero(lengths < width)
+        unclean = [
+            row
+            for row, length in zip(padded.tolist(), lengths[padded].tolist(), strict=True)
+            if any(array[row, length:].any() for array in arrays)
+        ]
+        return np.array(unclean, np.int64)
+
     def longest_bin(self) -> int:
         return int(self.index[0].max(initial=0))
 

@@ -1,7 +1,7 @@
 """Validate packed shards: one, a folder of them, or a run's; of any format, made here or by another tool.
 
-Files that carry our format version must keep every invariant. In other files a mask that ends in 1 is only
-a warning: their masks are kept as they are.
+Files that carry our format version must keep every invariant. In other files a mask that ends in 1, or padding that
+is not 0, is only a warning: they are kept as they are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from schemas.verdict import ERROR, WARNING, Fault, Verdict
 from tasks.sft.invariants import check_bins
+from tasks.sft.memmap_shard import MemmapShard
 from tasks.sft.shard import BadShardError, Shard
 from tasks.sft.shards import open_shard
 
-# Rules that are ours alone: other tools may keep the unshifted mask.
-OURS_ONLY = frozenset({"mask_ends_with_0"})
+# Rules that are ours alone: other tools may keep the unshifted mask, and pad with a token of their own.
+OURS_ONLY = frozenset({"mask_ends_with_0", "padding_is_0"})
 
 
 def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int | None = None) -> Verdict:
@@ -74,6 +75,8 @@ def _check_rows(shard: Shard, name: str) -> Verdict:
         counts["sequences"] += len(bins.starts)
         counts["tokens"] += len(bins.ids)
         counts["trained_tokens"] += int((bins.mask != 0).sum())
+    if isinstance(shard, MemmapShard):
+        _note(found, "padding_is_0", shard.unclean_rows(), "the row holds something behind its last token")
     faults = [
         Fault(
             where=f"{name}:{row}",

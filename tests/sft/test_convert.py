@@ -217,4 +217,4 @@ def test_memory_does_not_grow_with_the_shard(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # 2 million tokens of 31-bit ids: 72 MB as Python numbers.
-    assert peak < 20e6
+    assert peak < 30e6
