@@ -20,8 +20,9 @@ $(READY): pyproject.toml requirements.lock
 demo: $(READY)
 	$(BIN)/python -m flows demo --output-dir demo-output
 
+# Two files at a time: half of the time of most tests is waiting for servers and processes.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
