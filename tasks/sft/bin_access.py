@@ -117,11 +117,13 @@ class ShardIndex:
     Attributes:
         bin_offsets: the first bin of each shard, and the end.
         group_offsets: int64[groups + 1], the first bin of each group, over all shards.
+        largest_group: bins of the largest group.
         metadata: what the shards say about themselves: what all of them agree on.
     """
 
     bin_offsets: list[int]
     group_offsets: NDArray[np.int64]
+    largest_group: int
     metadata: ShardMetadata
 
 
@@ -130,7 +132,7 @@ class BinAccess:
 
     Args:
         paths: local paths, or URIs of Parquet files.
-        window: about how many bins are held decoded: so many, and two groups.
+        window: how many bins are held decoded, besides two groups at the edges of a window.
     """
 
     def __init__(self, paths: Sequence[Path | str], window: int = WINDOW) -> None:
@@ -205,7 +207,8 @@ class BinAccess:
         if len(blocks) != 1 or blocks[0].num_bins != end - first:
             raise BadShardError.of(Path(where), ("readable", "the shard has changed since it was opened"))
         group = _Group(blocks[0], where)
-        while self._groups and self._held + group.num_bins > self._window + 2 * group.num_bins:
+        limit = self._window + 2 * self.index.largest_group
+        while self._held + group.num_bins > limit and self._groups:
             self._held -= self._groups.popitem(last=False)[1].num_bins
         self._groups[at] = group
         self._held += group.num_bins
@@ -255,4 +258,6 @@ def _index(paths: Sequence[Path | str]) -> ShardIndex:
                     where=str(path),
                 )
     agreed = {name: value for name, (value, _) in seen.items()}
-    return ShardIndex(bin_offsets, np.concatenate(groups), ShardMetadata(**agreed))
+    group_offsets = np.concatenate(groups)
+    largest = int(np.diff(group_offsets).max(initial=0))
+    return ShardIndex(bin_offsets, group_offsets, largest, ShardMetadata(**agreed))

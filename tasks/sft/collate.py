@@ -6,7 +6,8 @@ the batch, and what is filled up counts as one more sequence.
 
 Rows of `cu_seqlens` differ in length. They end in -1, at least one, and `cu_seqlens_argmin` says where. With
 static shapes, for CUDA graphs, every row first gets sequences of length 0 until it has as many as the fullest bin
-of the pack metadata, which is a list with an entry for each data set.
+of the pack metadata, which is a list with an entry for each data set. Later releases name the same boundaries as
+Megatron-Core does, `cu_seqlens_q` and so on, and repeat the last one instead of -1; batches have both.
 """
 
 from __future__ import annotations
@@ -116,6 +117,9 @@ class Collate:
             `attention_mask`: int64[B], ones: the boundaries do its work.
             `cu_seqlens` int32[B, most + 1], `cu_seqlens_argmin` int64[B, 1], `max_seqlen` int32[B, 1], or int32[B]
             with static shapes; and with `pad_seq_to_mult` above 1 `cu_seqlens_unpadded` and its argmin.
+            `cu_seqlens_q`, `cu_seqlens_kv` int32[B, most], `max_seqlen_q`, `max_seqlen_kv`, `pad_between_seqs`: the
+            same once more; with `pad_seq_to_mult` above 1 these are without that padding, and
+            `cu_seqlens_q_padded`, `cu_seqlens_kv_padded` with it.
 
         Raises:
             InputError: `bad_rows`: boundaries do not fit the tokens; `too_long`: a bin is longer than
@@ -186,11 +190,18 @@ class Collate:
             made["max_seqlen"] = np.full(len(rows), longest, np.int32)
         else:
             made["max_seqlen"] = np.array([[np.diff(row).max()] for row in ends], np.int32)
+        # As Megatron-Core names them.
+        physical = _repeating_last(ends)
+        core = {"cu_seqlens_q": physical}
         if self.pad_seq_to_mult > 1:
             logical = [
                 np.append(0, np.cumsum(~mask))[row] for row, mask in zip(ends, padding_mask, strict=True)
             ]
             made["cu_seqlens_unpadded"], made["cu_seqlens_unpadded_argmin"] = _with_minus_one(logical)
+            core = {"cu_seqlens_q": _repeating_last(logical), "cu_seqlens_q_padded": physical}
+        core["max_seqlen_q"] = made["max_seqlen"]
+        made |= core | {name.replace("_q", "_kv"): value for name, value in core.items()}
+        made["pad_between_seqs"] = bool((core["cu_seqlens_q"] != physical).any())
         return made
 
 
@@ -250,3 +261,9 @@ def _with_minus_one(rows: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
     return padded, np.array([[len(row)] for row in rows], np.int64)
+
+
+def _repeating_last(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int32]:
+    """int32[B, most], rows filled up with sequences of length 0."""
+    most = max(map(len, rows))
+    return np.array([_filled_up(row, most) for row in rows], np.int32)

@@ -26,7 +26,7 @@ from schemas.errors import ConfigError, MissingExtraError
 from tasks.sft.dataset_base import SftDataset
 from tasks.sft.sample_order import EpochOrder, Share
 
-# Places of the order computed at a time.
+# Places of the order computed at a time, at least; a window's permutation is made whole for any of them.
 _BLOCK = 4096
 
 
@@ -82,8 +82,9 @@ class PackedSampler:
         """The epoch's samples; after `load_state_dict`, the first time, from where that was."""
         start, self._start = self._start, 0
         self._position = start
-        for low in range(start, len(self), _BLOCK):
-            for sample in self._order.places(self.epoch, low, min(low + _BLOCK, len(self))).tolist():
+        step = max(_BLOCK, self._order.window)
+        for low in range(start, len(self), step):
+            for sample in self._order.places(self.epoch, low, min(low + step, len(self))).tolist():
                 self._position += 1
                 yield sample
 

@@ -16,6 +16,7 @@ from schemas.errors import ConfigError, InputError
 from tasks.sft.collate import Collate, StaticShape, collate
 
 EOS = 2
+PLAIN = {"token_count", "pad_between_seqs"}
 
 
 def item(*sequences: list[int], masks: list[list[int]] | None = None) -> dict[str, Any]:
@@ -110,13 +111,26 @@ def consumer(
     if metadata:
         gap = width - min(entry["min_packed_seqlen"] for entry in metadata)
         batch["max_seqlen"] = [max(gap, *(entry["dataset_max_seqlen"] for entry in metadata))] * len(rows)
+
+    def repeated(which: int) -> list[list[int]]:
+        size = max(len(row[which]) for row in rows)
+        return [row[which] + row[which][-1:] * (size - len(row[which])) for row in rows]
+
+    for name in ("q", "kv"):
+        batch[f"max_seqlen_{name}"] = batch["max_seqlen"]
+        batch[f"cu_seqlens_{name}"] = repeated(2 if sequence_multiple > 1 else 1)
+        if sequence_multiple > 1:
+            batch[f"cu_seqlens_{name}_padded"] = repeated(1)
+    batch["pad_between_seqs"] = sequence_multiple > 1 and repeated(1) != repeated(2)
     if sequence_multiple > 1:
         batch |= {"cu_seqlens_unpadded": ragged(2), "cu_seqlens_unpadded_argmin": argmin(ragged(2))}
     return batch
 
 
 def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, list) else value.tolist() for name, value in batch.items()}
+    return {
+        name: value if isinstance(value, list | bool) else value.tolist() for name, value in batch.items()
+    }
 
 
 METADATA = [
@@ -165,10 +179,10 @@ class TestAsTheConsumer:
     def test_dtypes(self) -> None:
         made = Collate(EOS, 16, pad_seq_to_mult=2).arrays([item([1, 2, 3])])
         longs = {"tokens", "labels", "loss_mask", "position_ids", "attention_mask", "cu_seqlens_argmin"}
-        dtypes = {name: value.dtype for name, value in made.items() if name != "token_count"}
+        dtypes = {name: value.dtype for name, value in made.items() if name not in PLAIN}
         assert {dtypes.pop(name) for name in longs | {"cu_seqlens_unpadded_argmin"}} == {np.dtype(np.int64)}
         assert dtypes.pop("padding_mask") == np.bool_
-        assert set(dtypes) == {"cu_seqlens", "max_seqlen", "cu_seqlens_unpadded"}
+        assert all(name.startswith(("cu_seqlens", "max_seqlen")) for name in dtypes)
         assert set(dtypes.values()) == {np.dtype(np.int32)}
 
 
@@ -183,14 +197,14 @@ def test_the_loss_is_where_the_mask_says() -> None:
 def test_tensors_where_torch_is() -> None:
     batch = collate([item([1, 2, 3])], pad_id=EOS)
     tensors = {name for name, value in batch.items() if isinstance(value, torch.Tensor)}
-    assert tensors == batch.keys() - {"token_count"}
+    assert tensors == batch.keys() - PLAIN
     assert batch["tokens"].dtype == torch.int64 and batch["cu_seqlens"].dtype == torch.int32
 
 
 def test_arrays_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     batch = collate([item([1, 2, 3])])
-    assert all(isinstance(value, np.ndarray) for name, value in batch.items() if name != "token_count")
+    assert all(isinstance(value, np.ndarray) for name, value in batch.items() if name not in PLAIN)
 
 
 def test_items_may_be_lists() -> None:

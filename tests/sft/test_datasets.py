@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, random_rows
+from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, npy_of, random_rows
 
 from schemas.errors import ConfigError, GristmillError, InputError
 from tasks.sft import bin_access
@@ -43,6 +43,14 @@ def key(item: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
 def expected(row: Row) -> tuple[list[int], list[int], list[int]]:
     ids, mask, starts = row
     return ids, mask, [*starts, len(ids)]
+
+
+class _Evil:
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.canary}",)
 
 
 def copied(thing: Any) -> Any:
@@ -399,6 +407,28 @@ class TestRefused:
             len(PackedParquetDataset(path, max_seq_length=4))
         assert caught.value.code == "too_long"
         assert PackedParquetDataset(path, max_seq_length=8).metadata.pack_size == 8
+
+    @pytest.mark.parametrize("damage", ["malicious", "truncated", "manifest", "columns"])
+    def test_files_that_are_no_shards(self, tmp_path: Path, damage: str) -> None:
+        canary = tmp_path / "canary"
+        if damage == "malicious":
+            path = npy_of(tmp_path / "x.npy", pickle.dumps(_Evil(canary)), 1)
+        elif damage == "truncated":
+            path = foreign_npy(tmp_path / "x.npy", ROWS[:9])
+            path.write_bytes(path.read_bytes()[:-40])
+        elif damage == "manifest":
+            path = foreign_memmap(tmp_path / "x", ROWS[:9])
+            np.save(path / "packed_len.npy", np.zeros(8, np.uint32))
+        else:
+            path = tmp_path / "x.parquet"
+            pq.write_table(pa.table({"input_ids": ["text"], "loss_mask": [[1]], "seq_start_id": [[0]]}), path)
+        dataset = create_sft_dataset(path)
+        for look in (lambda: len(dataset), lambda: dataset[0], lambda: dataset[-1]):
+            with pytest.raises(InputError) as caught:
+                look()
+            assert caught.value.code == ("unsafe_pickle" if damage == "malicious" else "bad_shard")
+            assert caught.value.where.startswith(str(path))
+        assert not canary.exists()
 
     @pytest.mark.parametrize(
         ("path", "code"),

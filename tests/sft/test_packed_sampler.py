@@ -130,6 +130,16 @@ def test_four_persistent_workers(dataset: SftDataset, method: str) -> None:
         assert [first_tokens(batch) for batch in resumed] == fourth
 
 
+def test_a_state_taken_at_the_end_of_an_epoch(dataset: SftDataset) -> None:
+    """As `for epoch in range(loader.epoch, epochs)` goes on from it: nothing is left, then the next epoch."""
+    loader = PackedLoader(dataset, 5)
+    states = [loader.state_dict() for _ in loader]
+    resumed = PackedLoader(dataset, 5)
+    resumed.load_state_dict(states[-1])
+    assert resumed.epoch == 0 and list(resumed) == [] and resumed.epoch == 1
+    assert [first_tokens(batch) for batch in resumed] == [first_tokens(batch) for batch in loader]
+
+
 def test_an_iteration_that_is_left_goes_on_where_it_was(dataset: SftDataset) -> None:
     loader = PackedLoader(dataset, 5)
     seen: Counter[int] = Counter()
