@@ -17,9 +17,9 @@ def print_conversion(conversion: Conversion, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{conversion.source} as {conversion.format}")
+    table = Table(title=f"{conversion.source} as {conversion.format}, sizes in bytes")
     table.add_column("shard", overflow="fold")
-    for name in ("bins", "tokens", "bytes before", "bytes after", "after / before"):
+    for name in ("bins", "tokens", "before", "after", "ratio"):
         table.add_column(name, justify="right")
     for shard in conversion.shards[:_SHOWN_SHARDS]:
         sizes = (shard.source_bytes, shard.target_bytes)
