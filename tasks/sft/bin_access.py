@@ -3,13 +3,15 @@
 A Parquet row group is decoded whole and kept while the groups around it are read. Memmap rows are views of the file.
 Of each shard only its group offsets are kept; at most 16 are open at a time: a memmap costs five file descriptors, a
 Parquet footer of 256 row groups 1.1 MB, and to parse it again 0.9 ms. What is open is left behind when the object is
-pickled or the process forks.
+pickled or the process forks. Threads decode one after the other: two that read one Parquet file crash the process.
 """
 
 from __future__ import annotations
 
 import bisect
 import os
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,6 +112,18 @@ def _check(bins: RawBins, where: str) -> None:
             )
 
 
+# A forked process opens files of its own, and its parent's locks may be held for ever.
+_ALL: weakref.WeakSet[BinAccess] = weakref.WeakSet()
+
+
+def _drop_all() -> None:
+    for access in list(_ALL):
+        access._drop()
+
+
+os.register_at_fork(after_in_child=_drop_all)
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """What is kept of shards that are not open.
@@ -140,9 +154,10 @@ class BinAccess:
         self._window = window
         self._index: ShardIndex | None = None
         self._drop()
+        _ALL.add(self)
 
     def _drop(self) -> None:
-        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._mapped: dict[int, _Mapped] = {}
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -155,6 +170,7 @@ class BinAccess:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._drop()
+        _ALL.add(self)
 
     @property
     def index(self) -> ShardIndex:
@@ -182,6 +198,11 @@ class BinAccess:
         mapped = self._mapped.get(shard)
         if mapped is not None:
             return mapped.bin(number - index.bin_offsets[shard])
+        with self._lock:
+            return self._decoded(number, shard)
+
+    def _decoded(self, number: int, shard: int) -> Bin:
+        index = self.index
         if isinstance(self._shard(shard), MemmapShard):
             return self._mapped[shard].bin(number - index.bin_offsets[shard])
         at = int(np.searchsorted(index.group_offsets, number, side="right")) - 1
@@ -215,9 +236,6 @@ class BinAccess:
         return group
 
     def _shard(self, number: int) -> Shard:
-        """The open shard; a forked process opens its own."""
-        if self._process != os.getpid():
-            self._drop()
         shard = self._open.get(number)
         if shard is not None:
             self._open.move_to_end(number)

@@ -32,7 +32,7 @@ class SftDataset(ABC):
     * `max_num_samples`, `seed`: as said.
     * `window`: bins shuffled together, see tasks/sft/sample_order.py; also about how many are held in memory.
 
-    One thread at a time; processes may share a data set by fork or by pickling it.
+    Threads may share a data set, and so may processes, by fork or by pickling it.
     """
 
     collate_fn: Collate

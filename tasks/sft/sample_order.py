@@ -121,13 +121,14 @@ class EpochOrder:
 
     def _lay(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The groups in the order of an epoch, and where each of them starts in it."""
-        if epoch not in self._laid:
+        laid = self._laid.get(epoch)
+        if laid is None:
             sizes = np.diff(self._group_offsets)
             groups = _generator(self.seed, epoch, 0).permutation(np.flatnonzero(sizes))
+            laid = groups, np.cumsum(sizes[groups]) - sizes[groups]
             # Two, because the workers of a loader read ahead into the next epoch.
-            self._laid = dict([*self._laid.items()][-1:])
-            self._laid[epoch] = groups, np.cumsum(sizes[groups]) - sizes[groups]
-        return self._laid[epoch]
+            self._laid = dict([*list(self._laid.items())[-1:], (epoch, laid)])
+        return laid
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_laid": {}}

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,14 @@ class TestContract:
         os.close(write)
         assert key(dataset[0]) == first
 
+    def test_threads_share_it(self, make: Make) -> None:
+        dataset = make(window=8, max_num_samples=3 * NUM_ROWS)
+        wanted = [key(item) for item in make(window=8, max_num_samples=3 * NUM_ROWS)]
+        numbers = np.random.default_rng(1).permutation(3 * NUM_ROWS).tolist()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda number: key(dataset[number]), numbers))
+        assert found == [wanted[number] for number in numbers]
+
     def test_closed_and_used_again(self, make: Make) -> None:
         dataset = make()
         item = dataset[4]
@@ -242,6 +251,16 @@ def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         len(dataset)
     assert (caught.value.code, caught.value.where) == ("bad_shard", str(bad))
+
+
+def test_a_lock_held_in_the_parent_is_not_held_in_a_forked_process(files: Path) -> None:
+    dataset = PackedParquetDataset(files / "one.parquet")
+    assert len(dataset) == NUM_ROWS
+    with dataset._access._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if key(dataset[9]) == expected(ROWS[9]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_window_holds_few_row_groups_and_decodes_each_once(
