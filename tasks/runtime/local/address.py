@@ -69,7 +69,7 @@ def _find(address: str | None) -> Api:
     state = State.of_user()
     record = state.read()
     if record is not None and record.server.running and answers(record.url):
-        return Api(record.url, "local", record.ui)
+        return Api(record.url, "local", f"{record.ui}/v2")
     _embedded = EmbeddedServer(state)
     return Api(_embedded.url, "embedded", None)
 

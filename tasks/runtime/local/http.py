@@ -11,10 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 _POLL_S = 0.05
+_BUSY = 503
+_BUSY_PAUSE_S = 0.2
 
 
 def call(url: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0) -> Any:
     """The JSON answer of a request; POST when there is a body.
+
+    A server on SQLite refuses what meets another writer with 503, having done nothing; such a request is repeated.
 
     Raises:
         urllib.error.HTTPError: the server refuses.
@@ -24,9 +28,16 @@ def call(url: str, body: Any = None, method: str | None = None, timeout_s: float
     request = urllib.request.Request(  # noqa: S310 - the address is ours, or one `--address` accepted
         url, data, {"Content-Type": "application/json"}, method=method
     )
-    with _opener(url).open(request, timeout=timeout_s) as answer:
-        text = answer.read()
-    return json.loads(text) if text else None
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with _opener(url).open(request, timeout=timeout_s) as answer:
+                text = answer.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            if error.code != _BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_BUSY_PAUSE_S)
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:

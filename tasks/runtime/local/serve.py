@@ -6,8 +6,7 @@ The socket is bound and listening before this process starts: nobody can take th
 connections wait. An embedded server ends when its standard input does, which the kernel sees to however the run
 that holds the other end ends, `kill -9` included; it has no UI.
 
-The UI of a server in the background may load from that server alone (`Content-Security-Policy`): no logo, font or
-image of an artifact reaches out. Lists that the server would fetch from the internet come from its own package.
+Lists that the server would fetch from the internet come from its own package.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-_GRACE_S = 3
-_POLICY = (
-    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' ws://127.0.0.1:* "
-    "data: blob:; form-action 'self'; base-uri 'self'; frame-ancestors 'self'; object-src 'none'"
-)
+from tasks.runtime.local.asgi import loads_from_itself, repeats_when_busy
 
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[..., Awaitable[Message]], Callable[..., Awaitable[None]]], Awaitable[None]]
+_GRACE_S = 3
 
 
 def main() -> None:
@@ -50,7 +43,10 @@ def main() -> None:
     app = create_app(ephemeral=options.embedded, final=True)
     _keep_collections_local()
     config = uvicorn.Config(
-        loads_from_itself(app), log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE_S
+        loads_from_itself(repeats_when_busy(app)),
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=_GRACE_S,
     )
     serving.append(uvicorn.Server(config))
     serving[0].run(sockets=[socket.socket(fileno=options.socket)])
@@ -76,24 +72,6 @@ def _keep_collections_local() -> None:
     # Without the address of a view there is nothing to ask; what is not on disk is answered by "not found".
     collections.KNOWN_VIEWS.clear()
     collections.GLOBAL_COLLECTIONS_VIEW_CACHE = views  # type: ignore[assignment]
-
-
-def loads_from_itself(app: App) -> App:
-    """The app, with a policy that lets a browser load from it and nowhere else."""
-
-    async def guarded(scope: Message, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"content-security-policy", _POLICY.encode()),
-                    (b"referrer-policy", b"no-referrer"),
-                ]
-            await send(message)
-
-        await app(scope, receive, send_with_policy)
-
-    return guarded
 
 
 if __name__ == "__main__":

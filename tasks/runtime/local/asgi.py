@@ -1,0 +1,103 @@
+"""What the local server adds around Prefect's app: pages that load from it alone, and patience with SQLite.
+
+The UI asks Amplitude for a configuration, usage data switched off or not, and shows logos from other hosts. A
+`Content-Security-Policy` has the browser refuse both, and whatever an artifact's author may have linked.
+
+SQLite refuses a transaction that read before another one wrote, at once, whatever the time-out; Prefect answers 503,
+having done nothing. Its client then repeats the request. The UI does not: a form sent while a run was ending came
+back with "Service Unavailable". So the request is repeated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+_POLICY = (
+    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' ws://127.0.0.1:* "
+    "data: blob:; form-action 'self'; base-uri 'self'; frame-ancestors 'self'; object-src 'none'"
+)
+_BUSY = 503
+_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def loads_from_itself(app: App) -> App:
+    """The app, with a policy that lets a browser load from it and nowhere else."""
+
+    async def guarded(scope: Message, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", _POLICY.encode())
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    policy,
+                    (b"referrer-policy", b"no-referrer"),
+                ]
+            await send(message)
+
+        await app(scope, receive, send_with_policy)
+
+    return guarded
+
+
+def repeats_when_busy(app: App, pauses_s: tuple[float, ...] = _PAUSES_S) -> App:
+    """The app, given a request again that it answered with 503, until the pauses are used up."""
+
+    async def patient(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        request = await _whole(receive)
+        for pause in pauses_s:
+            if not await _refused(app, scope, request, receive, send):
+                return
+            await asyncio.sleep(pause)
+        await app(scope, _replayed(request, receive), send)
+
+    return patient
+
+
+async def _whole(receive: Receive) -> list[Message]:
+    """The messages that make up a request's body."""
+    messages = [await receive()]
+    while messages[-1].get("more_body"):
+        messages.append(await receive())
+    return messages
+
+
+def _replayed(request: list[Message], receive: Receive) -> Receive:
+    left = iter(request)
+
+    async def again() -> Message:
+        for message in left:
+            return message
+        return await receive()
+
+    return again
+
+
+async def _refused(app: App, scope: Message, request: list[Message], receive: Receive, send: Send) -> bool:
+    """Whether the app refused the request; any other answer has been sent."""
+    refused = False
+
+    async def send_unless_refused(message: Message) -> None:
+        nonlocal refused
+        if message["type"] == "http.response.start":
+            refused = message["status"] == _BUSY
+        if not refused:
+            await send(message)
+
+    try:
+        # The app notes in the scope how it routed the request.
+        await app(dict(scope), _replayed(request, receive), send_unless_refused)
+    except Exception:
+        # Starlette answers, and raises what made it answer.
+        if not refused:
+            raise
+    return refused
