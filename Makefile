@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup demo test check lint types bench lock clean
+.PHONY: setup demo test browser check lint types bench lock clean
 
 setup: $(READY)
 
@@ -21,8 +21,13 @@ demo: $(READY)
 	$(BIN)/python -m flows demo --output-dir demo-output
 
 # Two files at a time: half of the time of most tests is waiting for servers and processes.
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Debian's Chromium, which the end-to-end tests drive; without it, and without the right to install it, they say so.
+browser:
+	@command -v chromium > /dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; }
 
 lint: $(READY)
 	$(BIN)/ruff check .

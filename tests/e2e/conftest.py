@@ -69,8 +69,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
-    """Playwright's driver; a process can have only one."""
+    """Playwright's driver. A process can have only one, and no other event loop beside it: a module's at most."""
     with sync_playwright() as driver:
         yield driver
