@@ -24,6 +24,7 @@ BENCHMARKS = (
     "tokenizing",
     "memory",
     "cached",
+    "startup",
     "probes",
     "probe_loader",
 )
