@@ -182,7 +182,8 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
     if not path.exists() and glob.has_magic(str(path)):
         # Not `Path.glob`: the pattern may be absolute.
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
-        shards = [name for name in found if shard_format(name) is not None]
+        # Not the arrays inside a memmap shard, which `**` matches too.
+        shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
         if not shards:
             raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
     else:

@@ -303,6 +303,14 @@ def test_more_shards_than_may_be_open(tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(key(item) == expected(rows[number]) for number, item in kept)
 
 
+def test_patterns(files: Path) -> None:
+    for pattern in ("memmap/*", "memmap/**", "parquet/shard_*", "npy/shard_00000[0-2].npy"):
+        assert len(create_sft_dataset(f"{files}/{pattern}")) == NUM_ROWS
+    with pytest.raises(ConfigError) as caught:
+        create_sft_dataset(f"{files}/?emmap")
+    assert caught.value.code == "missing_path"
+
+
 class TestBlend:
     def test_small_ones_come_round_again_and_large_ones_are_cut(self, tmp_path: Path) -> None:
         for name, low, high in (("small", 0, 10), ("large", 10, 110)):
@@ -453,6 +461,7 @@ class TestRefused:
         ("path", "code"),
         [
             ("nowhere", "missing_path"),
+            ("/nowhere/**", "missing_path"),
             ("nowhere/*.parquet", "missing_path"),
             ("local:///nowhere/x", "missing_path"),
             ("nosuch://bucket/x.parquet", "unsupported_uri"),
