@@ -19,7 +19,7 @@ from tasks.sft.bin_access import Bin, BinAccess, ShardIndex
 from tasks.sft.dataset_base import SftDataset, collate_of
 from tasks.sft.sample_order import WINDOW
 from tasks.sft.shard import ShardMetadata
-from tasks.sft.shards import find_shards, shard_format
+from tasks.sft.shards import find_shards, of_split, shard_format
 from tasks.sft.uri_shard import find_uri_shards
 from tasks.sft.validate import validate_shards
 
@@ -170,15 +170,15 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
     Links are followed here, once: what `latest` names later does not matter any more.
 
     Args:
-        split: of a run or output folder, or a folder that has one of this name.
+        split: of a run or output folder, or of a folder with folders named for splits.
 
     Raises:
-        ConfigError: there are none, or some of several formats.
+        ConfigError: there are none, or of several formats; no split is chosen, and there are several.
     """
     text = os.fspath(location)
     path = local_path(location)
     if path is None:
-        return find_uri_shards(text)
+        return find_uri_shards(text, split)
     if not path.exists() and glob.has_magic(str(path)):
         # Not `Path.glob`: the pattern may be absolute.
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
@@ -188,9 +188,10 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
             raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
     else:
         path = path.resolve()
-        if split is not None and shard_format(path) is None and (path / split).is_dir():
-            path = path / split
         shards = find_shards(path, split)
+        if path.is_dir():
+            below = [shard.parts[len(path.parts) :] for shard in shards]
+            shards = of_split(shards, below, split, text)
     formats = {str(shard_format(shard)) for shard in shards}
     if len(formats) > 1:
         raise ConfigError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from schemas.errors import ConfigError, IntegrityError
-from schemas.sft import FLOW, SPLITS, StorageFormat
+from schemas.sft import FLOW, SPLIT_NAMES, SPLITS, StorageFormat
 from schemas.sft_memmap import MEMMAP_FORMAT, MEMMAP_MANIFEST
 from tasks.sft.memmap_shard import MemmapShard
 from tasks.sft.npy_shard import NpyShard
@@ -23,6 +24,8 @@ _SHARDS: dict[StorageFormat, type[ParquetShard] | type[MemmapShard] | type[NpySh
     StorageFormat.NPY: NpyShard,
 }
 _MAX_MANIFEST = 1 << 20
+
+Found = TypeVar("Found", Path, str)
 
 
 def shard_format(path: Path) -> StorageFormat | None:
@@ -89,6 +92,37 @@ def find_shards(path: Path, split: str | None = None) -> list[Path]:
             where=str(path),
         )
     return shards
+
+
+def of_split(
+    shards: list[Found], below: Sequence[Sequence[str]], split: str | None, where: str
+) -> list[Found]:
+    """The shards of one split, if some lie in folders named for splits; otherwise all.
+
+    Args:
+        below: of each shard, the names from the folder that was searched down to it.
+        split: `None` if there must not be several.
+
+    Raises:
+        ConfigError: `missing_split`, there is no such split; `several_splits`, there are several and none is chosen.
+    """
+    # The nearest folder counts: a data set may itself be called "test".
+    found = [next((name for name in reversed(names[:-1]) if name in SPLIT_NAMES), None) for names in below]
+    named = sorted({name for name in found if name is not None})
+    if split is None and len(set(found)) > 1 and named:
+        raise ConfigError(
+            f"shards of {' and '.join(named)} lie here; name one split's folder, or use create_sft_dataset",
+            code="several_splits",
+            where=where,
+        )
+    if split is None or not named:
+        return shards
+    chosen = [shard for shard, name in zip(shards, found, strict=True) if name == split]
+    if not chosen:
+        raise ConfigError(
+            f"there is no split {split!r}, there are {', '.join(named)}", code="missing_split", where=where
+        )
+    return chosen
 
 
 def _check_there(path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from functools import cached_property
 from typing import Any
 
 from schemas.errors import ConfigError, InputError
 from tasks.sft.parquet_shard import ParquetShard
+from tasks.sft.shards import of_split
 
 
 class UriParquetShard(ParquetShard):
@@ -30,8 +32,11 @@ class UriParquetShard(ParquetShard):
             handle.close()
 
 
-def find_uri_shards(uri: str) -> list[str]:
+def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
     """The Parquet shards at a URI, in order: a file, a folder with shards anywhere below, or a glob.
+
+    Args:
+        split: of a folder with folders named for splits.
 
     Raises:
         ConfigError: `missing_path`, there are none; `unsupported_uri`, fsspec has no such protocol.
@@ -39,10 +44,13 @@ def find_uri_shards(uri: str) -> list[str]:
     """
     system, name = _file_system(uri)
     try:
-        if "*" in name or "?" in name or "[" in name:
-            found = system.glob(name)
-        else:
-            found = [name] if system.isfile(name) else system.find(name)
+        found = (
+            system.glob(name)
+            if glob.has_magic(name)
+            else [name]
+            if system.isfile(name)
+            else system.find(name)
+        )
     except OSError as error:
         raise InputError(f"cannot be listed: {error}", code="unreadable", where=uri) from error
     shards = sorted(path for path in found if path.endswith(".parquet"))
@@ -52,6 +60,9 @@ def find_uri_shards(uri: str) -> list[str]:
             code="missing_path",
             where=uri,
         )
+    if not glob.has_magic(name):
+        root = name.rstrip("/")
+        shards = of_split(shards, [path.removeprefix(root).split("/") for path in shards], split, uri)
     return [str(system.unstrip_protocol(path)) for path in shards]
 
 

@@ -94,9 +94,28 @@ def test_splits(output: Path) -> None:
             assert sorted(str(as_row(item)) for item in dataset) == rows
         globbed = create_sft_dataset(str(output / "splits" / split / "*.parquet"))
         assert sorted(str(as_row(item)) for item in globbed) == rows
-    with pytest.raises(ConfigError) as caught:
-        create_sft_dataset(output, split="test")
-    assert caught.value.code == "missing_split" and "train, valid" in caught.value.message
+    for spec in (
+        output,
+        output / "splits",
+        output / "latest" / "datasets",
+        f"local://{output}/latest/datasets",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            create_sft_dataset(spec, split="test")
+        assert caught.value.code == "missing_split" and "train, valid" in caught.value.message
+
+
+def test_splits_are_never_mixed(output: Path) -> None:
+    """A class has no argument for the split: a folder with several is refused."""
+    rows = sorted(map(str, rows_below(output / "splits" / "valid")))
+    for spec in (output / "latest" / "datasets", f"local://{output}/latest/datasets"):
+        assert sorted(str(as_row(item)) for item in create_sft_dataset(spec, split="valid")) == rows
+    for spec in (output, output / "latest", output / "splits", f"local://{output}/latest/datasets"):
+        with pytest.raises(ConfigError) as caught:
+            PackedParquetDataset(spec)
+        assert caught.value.code == "several_splits"
+    # The folders above are not asked.
+    assert len(PackedParquetDataset(output / "splits" / "valid")) == len(rows)
 
 
 def test_a_run_with_one_data_set_gives_its_shards_in_order(tmp_path: Path, small_tokenizer: Path) -> None:

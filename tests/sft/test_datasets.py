@@ -303,6 +303,17 @@ def test_more_shards_than_may_be_open(tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(key(item) == expected(rows[number]) for number, item in kept)
 
 
+def test_the_nearest_folder_names_the_split(tmp_path: Path) -> None:
+    for split, rows in (("train", ROWS[:9]), ("valid", ROWS[9:12])):
+        folder = tmp_path / "datasets" / "test" / split
+        folder.mkdir(parents=True)
+        foreign_parquet(folder / "x.parquet", rows)
+    assert [len(create_sft_dataset(tmp_path, split=split)) for split in ("train", "valid")] == [9, 3]
+    with pytest.raises(ConfigError) as caught:
+        create_sft_dataset(tmp_path, split="test")
+    assert caught.value.code == "missing_split"
+
+
 def test_patterns(files: Path) -> None:
     for pattern in ("memmap/*", "memmap/**", "parquet/shard_*", "npy/shard_00000[0-2].npy"):
         assert len(create_sft_dataset(f"{files}/{pattern}")) == NUM_ROWS
