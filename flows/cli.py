@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
         logging.getLogger("gristmill").setLevel(logging.DEBUG if debug else logging.INFO)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_not_of_progress)
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except KeyboardInterrupt:
@@ -49,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "" if debug else "; run again with --debug for the traceback"
         print_error(WorkError(f"{type(error).__name__}: {error}{hint}", code="internal"), as_json)
         return WorkError.exit_code
+
+
+def _not_of_progress(record: logging.LogRecord) -> bool:
+    """Lines about single tasks are for the run's page: the terminal has bars."""
+    return record.name != "gristmill.progress"
 
 
 def _trace(debug: bool) -> None:

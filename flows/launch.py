@@ -6,6 +6,7 @@ import importlib
 import logging
 from typing import Any
 
+from flows.progress import showing_progress
 from schemas.run import RunManifest
 from tasks.runtime.settings import quiet_environment, run_settings
 
@@ -40,5 +41,6 @@ def run_flow(
 
         hooks = [*flow.on_running_hooks, *([say_where] if api.ui else [])]
         chosen = flow.with_options(task_runner=make_runner(runner, workers), on_running=hooks)
-        result = chosen(**parameters)
+        with showing_progress():
+            result = chosen(**parameters)
     return RunManifest.model_validate(result)

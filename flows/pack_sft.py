@@ -13,6 +13,7 @@ from schemas.run import Receipt, RowLedger, RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
 from tasks.sft import steps
 from tasks.sft.checks import check_rejects, check_splits, run_ledger
@@ -27,7 +28,7 @@ from tasks.store.receipts import Verify
 log = logging.getLogger("gristmill.pack_sft")
 
 
-@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
+@flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False, task_runner=runner_from_environment())
 def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = False) -> dict[str, Any]:
     """Pack chat data into shards a trainer reads.
 
@@ -37,6 +38,7 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
+    name_run(config, identity.run_hash)
     reuse = Reuse()
     each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
     return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

@@ -20,6 +20,7 @@ from tasks.corpus.publish import SampledBucket, SampledRun, publication
 from tasks.corpus.validate import ValidateWork
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -27,7 +28,7 @@ from tasks.store.receipts import Verify
 log = logging.getLogger("gristmill.sample_corpus")
 
 
-@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
+@flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False, task_runner=runner_from_environment())
 def sample_corpus(
     config: SampleCorpusConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def sample_corpus(
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
+    name_run(config, identity.run_hash)
     reuse = Reuse()
     each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
     return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

@@ -18,6 +18,7 @@ from tasks.corpus.tokenizer_publish import TrainedRun, publication
 from tasks.corpus.tokenizer_train import TrainWork
 from tasks.report.reuse import Reuse
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
+from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
 from tasks.store.layout import claim
 from tasks.store.receipts import Verify
@@ -25,7 +26,7 @@ from tasks.store.receipts import Verify
 log = logging.getLogger("gristmill.train_tokenizer")
 
 
-@flow(name=FLOW, persist_result=False, task_runner=runner_from_environment())
+@flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False, task_runner=runner_from_environment())
 def train_tokenizer(
     config: TrainTokenizerConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def train_tokenizer(
         force: do every step again, whatever is cached.
     """
     identity = identify(config)
+    name_run(config, identity.run_hash)
     reuse = Reuse()
     each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
     return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

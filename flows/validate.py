@@ -9,11 +9,12 @@ from prefect import flow
 
 from schemas.validation import FLOW, ValidateConfig
 from tasks import steps
+from tasks.runtime.names import flow_run_name
 
 log = logging.getLogger("gristmill.validate")
 
 
-@flow(name=FLOW, persist_result=False)
+@flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False)
 def validate(config: ValidateConfig) -> dict[str, Any]:
     """Check a run, an output folder, a folder of shards or one file; fails if a rule is broken.
 

@@ -78,6 +78,16 @@ class Config(BaseModel):
         except ValidationError as error:
             raise config_error(cls, error) from None
 
+    @property
+    def subject(self) -> str:
+        """What this configuration is about, in the few words that name its run."""
+        return ""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What its run is found by."""
+        return ()
+
     def hash_fields(self, only: Iterable[str] | None = None) -> dict[str, Any]:
         """The fields that can change output bytes and differ from their default, as plain values.
 
@@ -93,6 +103,17 @@ class Config(BaseModel):
             if value != field.get_default(call_default_factory=True, validated_data={}):
                 fields[name] = _plain_fields(value)
         return fields
+
+
+def few(names: Iterable[str], most: int = 3) -> str:
+    """Some names, and how many more there are.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a+b+c+2'
+    """
+    shown = list(names)
+    more = [str(len(shown) - most)] if len(shown) > most else []
+    return "+".join(shown[:most] + more)
 
 
 def _plain_fields(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
-from schemas.config import LARGEST, Config, by_content, execution_only
+from schemas.config import LARGEST, Config, by_content, execution_only, few
 from schemas.forms import FOLDER_NAME, GZIP_LEVELS, SOME_BUCKETS
 
 FLOW = "sample-corpus"
@@ -217,6 +217,15 @@ class SampleCorpusConfig(Config):
         if self.compression is SampleCompression.GZIP and self.compression_level > 9:
             raise ValueError(f"gzip has levels 1 to 9, not {self.compression_level}")
         return self
+
+    @property
+    def subject(self) -> str:
+        count = sum(sum(dataset.counts.values()) for dataset in self.datasets.values())
+        return f"{few(self.tags)} {count}"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self.datasets)
 
     @property
     def filters_length(self) -> bool:

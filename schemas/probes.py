@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from functools import cache
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
-from schemas.config import Config, by_content, execution_only
+from schemas.config import Config, by_content, execution_only, few
 from schemas.forms import ZSTD_LEVELS
 
 FLOW = "build-probe-rows"
@@ -144,6 +145,10 @@ class BuildProbeRowsConfig(Config):
         if self.compression is not RecordCompression.ZSTD and self.compression_level != 1:
             raise ValueError(f"{self.compression.value} has no levels; leave compression_level out")
         return self
+
+    @property
+    def subject(self) -> str:
+        return few(PurePath(path).name or path for path in self.inputs)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
-from schemas.config import LARGEST, Config, by_content, execution_only
+from schemas.config import LARGEST, Config, by_content, execution_only, few
 from schemas.forms import GZIP_LEVELS
 from schemas.sft_fields import Dialect, FieldMapping
 
@@ -330,6 +330,14 @@ class PackSftConfig(Config):
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )
+
+    @property
+    def subject(self) -> str:
+        return f"{few(self.tags)} {self.pack.size}"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(dataset.name for dataset in self.datasets)
 
     @field_validator("datasets")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -86,6 +87,10 @@ class TrainTokenizerConfig(Config):
     workers: int = execution_only(
         min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
     )
+
+    @property
+    def subject(self) -> str:
+        return f"{PurePath(self.sample).name or self.sample} {self.vocabulary_size}"
 
     @model_validator(mode="after")
     def _tokens_fit(self) -> TrainTokenizerConfig:

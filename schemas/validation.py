@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
 from pydantic import Field
@@ -30,3 +31,7 @@ class ValidateConfig(Config):
         description="quick looks at the sizes, links and ledger of a run; full also reads every row and "
         "recomputes checksums. Loose shards are always read.",
     )
+
+    @property
+    def subject(self) -> str:
+        return f"{PurePath(self.path).name or self.path} {self.level}"

@@ -39,6 +39,7 @@ def may_import_prefect(module: str) -> bool:
         "flows.conversion",
         "flows.housekeeping",
         "flows.inspection",
+        "flows.progress",
         "flows.rendering",
     )
     return layer_of(module) in ("runtime", "steps", "flows") and module not in launchers

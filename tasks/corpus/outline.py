@@ -60,6 +60,7 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWor
             text=text,
             min_characters=config.min_characters,
             max_characters=config.max_characters,
+            label=bucket.label,
         )
         for files in groups
     ]
@@ -97,6 +98,7 @@ def select_work(
         count=bucket.inputs.count,
         eligible=bucket.rows - barred,
         workers=config.workers,
+        label=bucket.label,
     )
 
 

@@ -31,6 +31,7 @@ class ScreenWork:
         files: the files to read.
         text: their text column.
         min_characters, max_characters: allowed lengths, both included; `None` is no limit.
+        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "screen"
@@ -41,6 +42,7 @@ class ScreenWork:
     text: str
     min_characters: int
     max_characters: int | None
+    label: str = ""
 
 
 def bitmap_name(position: int) -> str:

@@ -47,6 +47,7 @@ class SelectWork:
         bitmaps: for each file its eligibility bitmap, or an empty string if every row may be sampled.
         count: documents wanted.
         eligible: documents that may be sampled, over all files.
+        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "select"
@@ -60,6 +61,7 @@ class SelectWork:
     count: int
     eligible: int
     workers: int
+    label: str = ""
 
 
 class Eligibility:

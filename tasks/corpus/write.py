@@ -58,6 +58,11 @@ class WriteWork:
     compression: SampleCompression
     compression_level: int
 
+    @property
+    def label(self) -> str:
+        """What it works on, for people."""
+        return f"{self.dataset}/{self.bucket}"
+
 
 def write_sample(work: WriteWork) -> Receipt:
     """Write the shards of `work` into its stage folder.

@@ -54,6 +54,11 @@ class GatherWork:
     options: str
     portion_rows: int
 
+    @property
+    def label(self) -> str:
+        """What it works on, for people."""
+        return " ".join(dict.fromkeys(shard.split for shard in self.shards))
+
 
 def gather_shards(work: GatherWork) -> Receipt:
     """Write the shards of `work` into its stage folder.

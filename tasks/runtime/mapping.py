@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import queue
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import Task
+from prefect.futures import PrefectFuture
 
 from schemas.run import Receipt
 from tasks.report.reuse import Reuse
 from tasks.runtime.cache import bind
+from tasks.runtime.names import task_names
+from tasks.runtime.progress import ProgressArtifact, Stage
+from tasks.runtime.retries import RETRIES
+from tasks.runtime.stopping import stopping_soon
 from tasks.store.receipts import Verify
-
-log = logging.getLogger("gristmill.runtime")
 
 # What Prefect names the state of a task whose receipt was found.
 _CACHED = "Cached"
@@ -31,19 +34,19 @@ def each_with_receipts(
     """A function that maps a step over works on the flow's task runner, cached by receipt.
 
     It returns the receipts in the order of the works, notes in `reuse` which tasks ran, and raises what the first
-    failed task raised.
+    failed task raised. Tasks are named after their works, tried again when storage hiccups, and shown as they end.
     """
 
     def each(step: Task[..., Receipt], works: Sequence[Any]) -> list[Receipt]:
-        bound = bind(step, output_dir, verify, refresh)
-        futures = [bound.submit(work=work) for work in works]
-        receipts = []
-        for number, future in enumerate(futures, start=1):
-            receipts.append(future.result())
+        bound = bind(step, output_dir, verify, refresh).with_options(**RETRIES)
+        names = task_names(step.name, works)
+        with stopping_soon(), Stage(step.name, len(works), ProgressArtifact(step.name)) as stage:
+            futures = [_named(bound, name).submit(work=work) for name, work in zip(names, works, strict=True)]
+            _watch(stage, names, futures)
+            receipts = [future.result() for future in futures]
+        for future in futures:
             if reuse is not None:
-                reuse.note(step.name, cached=future.state.name == _CACHED)
-            if len(futures) > 1:
-                log.info("%s %d of %d", step.name, number, len(futures))
+                reuse.note(step.name, cached=_is_cached(future))
         return receipts
 
     return each
@@ -51,4 +54,30 @@ def each_with_receipts(
 
 def run_once(step: Task[..., Any], work: Any) -> Any:
     """Run a step that is not cached, in the flow's own thread."""
-    return step(work)
+    with stopping_soon(), Stage(step.name, 1) as stage:
+        result = step.with_options(**RETRIES)(work)
+        stage.advance(step.name, result, reused=False)
+    return result
+
+
+def _named(task: Task[..., Receipt], name: str) -> Task[..., Receipt]:
+    # Prefect fills in braces.
+    return task.with_options(task_run_name=name.replace("{", "{{").replace("}", "}}"))
+
+
+def _watch(stage: Stage, names: Sequence[str], futures: Sequence[PrefectFuture[Receipt]]) -> None:
+    """Show tasks as they end, in whatever order, up to the first that fails."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: ended.put(number))  # type: ignore[misc]
+    for _ in futures:
+        number = ended.get()
+        future = futures[number]
+        future.wait()
+        if not future.state.is_completed():
+            return
+        stage.advance(names[number], future.result(), reused=_is_cached(future))
+
+
+def _is_cached(future: PrefectFuture[Receipt]) -> bool:
+    return bool(future.state.name == _CACHED)

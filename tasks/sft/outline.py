@@ -111,6 +111,7 @@ def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -
                 deduplicate=config.deduplicate,
                 pack=config.pack,
                 shard_tokens=config.storage.shard_tokens,
+                label=f"{dataset.name} {split}",
             )
             storage = config.storage.hash_fields()
             plans.append(SplitPlan(dataset, split, _key("pack", **shared, storage=storage), work))
@@ -142,6 +143,7 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
             eos_id=spool.statistics["eos_id"],
             tokenizer_digest=str(spool.statistics["tokenizer_digest"]),
             vocabulary_size=int(spool.statistics["vocabulary_size"]),
+            label=plan.work.label,
         )
         for part, first in enumerate(range(0, shards, batch))
     ]

@@ -45,6 +45,7 @@ class PlanWork:
         spool_stages: stage hashes of the data set's spools, in part order.
         source_files: for each spool, the input files its rows name.
         low, high: the split's interval of [0, 1).
+        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "plan"
@@ -59,6 +60,7 @@ class PlanWork:
     deduplicate: bool
     pack: PackConfig
     shard_tokens: int
+    label: str = ""
 
 
 @dataclass

@@ -53,6 +53,11 @@ class TokenizeWork:
     train_on: TrainOn
     seen: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What it works on, for people."""
+        return self.dataset.name
+
 
 @dataclass(slots=True)
 class _Row:

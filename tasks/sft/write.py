@@ -32,6 +32,7 @@ class WriteWork:
         spool_stages: stage hashes of the spools the plan refers to.
         first_shard, end_shard: which shards of the plan.
         eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
+        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "write"
@@ -47,6 +48,7 @@ class WriteWork:
     eos_id: int | None
     tokenizer_digest: str
     vocabulary_size: int
+    label: str = ""
 
 
 def write_shards(work: WriteWork) -> Receipt:

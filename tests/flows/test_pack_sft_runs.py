@@ -194,7 +194,9 @@ def test_a_failure_inside_the_flow_is_one_message(
     error = last_json(done)["error"]
     assert set(error) == {"code", "message", "where"}
     assert (error["code"], error["where"]) == (code, where)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("follow it at http://")]
+    # Where the run can be followed, and the stages that ended well before the one that failed.
+    fine = ("follow it at http://", "tokenize: ")
+    said = [line for line in done.stderr.splitlines() if not line.startswith(fine)]
     assert said == [f"gristmill: [{code}] {where}: {error['message']}"]
     assert not (tmp_path / "out" / "latest").exists()
 

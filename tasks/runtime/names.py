@@ -1,0 +1,69 @@
+"""What runs are called: a flow run after what it makes of what, a task run after its data set and shard.
+
+The tasks of a run carry no tags: Prefect asks the server about each tagged task before it starts. The run has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from prefect.context import FlowRunContext
+
+from schemas.config import Config
+
+log = logging.getLogger("gristmill.runtime")
+
+_MOST_CHARACTERS = 120
+_HASH_DIGITS = 4
+
+
+def task_names(step: str, works: Sequence[Any]) -> list[str]:
+    """One name a work: the step, the work's label, and its number among those of its label.
+
+    >>> from types import SimpleNamespace as W
+    >>> task_names("tokenize", [W(label="a"), W(label="b"), W(label="a")])
+    ['tokenize a 1/2', 'tokenize b', 'tokenize a 2/2']
+    """
+    labels = [getattr(work, "label", "") for work in works]
+    totals = Counter(labels)
+    numbers: Counter[str] = Counter()
+    names = []
+    for label in labels:
+        numbers[label] += 1
+        number = f"{numbers[label]}/{totals[label]}" if totals[label] > 1 else ""
+        names.append(" ".join(filter(None, (step, label, number))))
+    return names
+
+
+def flow_run_name() -> str:
+    """The name a flow run starts with: its flow and its configuration's subject."""
+    context = FlowRunContext.get()
+    if context is None or context.flow is None:
+        return "run"
+    return _name(context.flow.name, (context.parameters or {}).get("config"))
+
+
+def name_run(config: Config, run_hash: str) -> None:
+    """Add the run's hash to its flow run's name, and what it works on to its tags.
+
+    A name is no reason to fail: without a flow run, or when the server refuses, nothing happens.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow is None:
+        return
+    name = f"{_name(context.flow.name, config)} · {run_hash[:_HASH_DIGITS]}…"
+    tags = sorted({*context.flow_run.tags, context.flow.name, *config.tags})
+    try:
+        context.client.update_flow_run(context.flow_run.id, name=name, tags=tags)
+    except Exception as error:
+        log.debug("the flow run keeps its name: %s", error)
+        return
+    context.flow_run.name = name
+
+
+def _name(flow: str, config: Any) -> str:
+    name = f"{flow} {config.subject}" if isinstance(config, Config) else flow
+    return name if len(name) <= _MOST_CHARACTERS else name[: _MOST_CHARACTERS - 1] + "…"

@@ -1,0 +1,140 @@
+"""Progress of a stage: a line a task on the run's page, an artifact that moves, and whoever else watches.
+
+Everything happens in the flow's own thread, as tasks end. The artifact is updated at most once a second, because
+SQLite answers 503 after bursts. Prefect is imported only where there is a run to tell it about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from schemas.run import Receipt
+
+# What goes to the run's page, and not to the terminal: the terminal has bars.
+log = logging.getLogger("gristmill.progress")
+
+_UPDATE_S = 1.0
+
+
+class Watcher(Protocol):
+    """Somebody who is told how stages go, in the flow's thread."""
+
+    def started(self, stage: str, total: int) -> None: ...
+    def advanced(self, stage: str, done: int, reused: int) -> None: ...
+    def ended(self, stage: str, done: int, reused: int, seconds: float) -> None: ...
+
+
+_watchers: list[Watcher] = []
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` about all stages of this process while the context is open."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+class Stage:
+    """The tasks of one step while they run; a context manager.
+
+    Args:
+        name: the step's.
+        total: how many tasks there are.
+        artifact: what shows the progress on the run's page; `None` for none.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        artifact: Callable[[float, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.done = self.reused = 0
+        self._artifact = artifact
+        self._clock = clock
+        self._started = self._updated = clock()
+
+    def __enter__(self) -> Stage:
+        for watcher in _watchers:
+            watcher.started(self.name, self.total)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._show()
+        for watcher in _watchers:
+            watcher.ended(self.name, self.done, self.reused, self._clock() - self._started)
+
+    def advance(self, task: str, receipt: Any, *, reused: bool) -> None:
+        """One task ended well."""
+        self.done += 1
+        self.reused += reused
+        log.info("%s: %s", task, "re-used" if reused else described(receipt))
+        for watcher in _watchers:
+            watcher.advanced(self.name, self.done, self.reused)
+        if self.done < self.total and self._clock() - self._updated >= _UPDATE_S:
+            self._show()
+
+    def _show(self) -> None:
+        self._updated = self._clock()
+        if self._artifact is not None and self.total:
+            reused = f", {self.reused} re-used" if self.reused else ""
+            self._artifact(100 * self.done / self.total, f"{self.name}: {self.done} of {self.total}{reused}")
+
+
+def described(receipt: Any) -> str:
+    """What a finished task made, in a few words.
+
+    >>> described(None)
+    'done'
+    """
+    if not isinstance(receipt, Receipt):
+        return "done"
+    parts = []
+    if receipt.ledger is not None:
+        parts.append(f"{receipt.ledger.rows_in:,} rows")
+        if receipt.ledger.rows_rejected:
+            parts.append(f"{receipt.ledger.rows_rejected:,} rejected")
+    parts.append(f"{sum(record.bytes for record in receipt.files) / 1e6:,.1f} MB")
+    return ", ".join(parts)
+
+
+class ProgressArtifact:
+    """One progress artifact of the flow run around it, made when there is first something to show.
+
+    Progress is no reason to fail: once the server refuses, the artifact stays as it is.
+    """
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+        self._id: Any = None
+        self._works = True
+
+    def __call__(self, percent: float, description: str) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+        from prefect.context import FlowRunContext
+
+        context = FlowRunContext.get()
+        if not self._works or context is None or context.flow_run is None or context.flow is None:
+            return
+        try:
+            if self._id is None:
+                key = re.sub(r"[^a-z0-9]+", "-", f"{context.flow.name}-{self._step}".lower())
+                self._id = create_progress_artifact(percent, key=key, description=description)
+            else:
+                update_progress_artifact(self._id, percent, description=description)
+        except Exception as error:
+            self._works = False
+            log.debug("no more progress of %s: %s", self._step, error)

@@ -1,0 +1,53 @@
+"""Which failures of a task are worth another try: storage that may recover, and nothing else.
+
+A wrong configuration, a broken input or a total that does not add up fails the same way every time.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from schemas.errors import StorageError
+
+# Three more tries within seven seconds: network file systems hiccup that long; a full disk rarely empties later.
+DELAYS_S = (1.0, 2.0, 4.0)
+
+# A disk or mount that hiccups, is full for the moment, or is gone for a moment.
+TRANSIENT = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOLCK,
+        errno.ENOSPC,
+        errno.ECONNABORTED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+def is_transient(error: object) -> bool:
+    """Whether `error` is a `StorageError` whose cause may pass."""
+    cause = error.__cause__ if isinstance(error, StorageError) else None
+    return isinstance(cause, OSError) and cause.errno in TRANSIENT
+
+
+def may_pass(task: Any, task_run: Any, state: Any) -> bool:
+    """Prefect's question after a failed try; the state holds the exception itself."""
+    return is_transient(state.data)
+
+
+RETRIES: dict[str, Any] = {
+    "retries": len(DELAYS_S),
+    "retry_delay_seconds": list(DELAYS_S),
+    "retry_condition_fn": may_pass,
+}
