@@ -13,13 +13,21 @@ import pyarrow as pa
 from schemas.errors import ConfigError
 from schemas.inspection import Answer
 
+# What the number of a row in its file is called.
+_NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
 
-def parquet_view(paths: Sequence[Path]) -> str:
-    """The statement that reads Parquet files as one table, each row with the name of its `shard`."""
+
+def parquet_view(paths: Sequence[Path], number: str) -> str:
+    """The statement that reads Parquet files as one table.
+
+    Args:
+        number: name of the column with a row's number in its file; `shard` is the file's name.
+    """
     files = ", ".join(_quoted(path) for path in paths)
     return (
-        "SELECT parse_filename(filename) AS shard, * EXCLUDE (filename) "  # noqa: S608 - quoted paths
-        f"FROM read_parquet([{files}], union_by_name = true, filename = true)"
+        f'SELECT parse_filename(filename) AS shard, file_row_number AS "{number}", '  # noqa: S608 - quoted paths
+        "* EXCLUDE (filename, file_row_number) "
+        f"FROM read_parquet([{files}], union_by_name = true, filename = true, file_row_number = true)"
     )
 
 
@@ -50,7 +58,8 @@ def run_query(
             connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
             connection.unregister("stream")
         for name, paths in files.items():
-            connection.execute(f'CREATE VIEW "{name}" AS {parquet_view(paths)}')
+            number = _NUMBERS.get(name, "number")
+            connection.execute(f'CREATE VIEW "{name}" AS {parquet_view(paths, number)}')
         _lock(connection, [path for paths in files.values() for path in paths])
         try:
             return _answer(connection, duckdb, sql, most)

@@ -189,6 +189,8 @@ def test_a_query_reads_bins_and_rejects(cli: Cli, packed: Path) -> None:
     rows = pq.read_table(next((packed / "latest/datasets").rglob("*.parquet"))).num_rows
     answer = parts(cli, packed, "--sql", "SELECT count(*) AS n, max(len(input_ids)) <= 160 AS fits FROM bins")
     assert answer == {"columns": ["n", "fits"], "rows": [[rows, True]]}
+    numbers = parts(cli, packed, "--sql", "SELECT bin FROM bins WHERE shard LIKE 'shard_0%'")["rows"]
+    assert numbers == [[number] for number in range(rows)]
     assert parts(cli, packed, "--sql", "SELECT DISTINCT reason FROM rejects")["rows"] == [
         ["no_assistant_turn"]
     ]
