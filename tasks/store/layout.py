@@ -1,6 +1,6 @@
 """Where things lie under an output directory, and the right to use it.
 
-See the run layout in docs/layout.md. One output directory belongs to one flow; names that were there before
+See "A run" in docs/architecture.md. One output directory belongs to one flow; names that were there before
 us are never replaced.
 """
 
