@@ -20,9 +20,9 @@ $(READY): pyproject.toml requirements.lock
 demo: $(READY)
 	$(BIN)/python -m flows demo --output-dir demo-output
 
-# Two files at a time: half of the time of most tests is waiting for servers and processes.
+# Two files at a time, but one server (tests/conftest.py): half of the time is waiting for processes.
 test: $(READY) browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 # Debian's Chromium, which the end-to-end tests drive; without it, and without the right to install it, they say so.
 browser:

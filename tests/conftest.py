@@ -49,3 +49,16 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
         yield url
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests need a server all run in one process, one after the other; any other file anywhere.
+
+    Two servers at once wait for the same two processors, and SQLite gives up after a minute.
+    """
+    needy = {item.path for item in items if _SERVERS & set(getattr(item, "fixturenames", ()))}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("servers" if item.path in needy else str(item.path)))
+
+
+_SERVERS = {"prefect_api", "gristmill"}

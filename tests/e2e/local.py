@@ -14,7 +14,7 @@ from tasks.runtime.local.http import call
 from tasks.runtime.local.state import State
 
 # A run takes five seconds here, with the start of its process; loaded machines are slow.
-RUN_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 240.0
 _ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -46,7 +46,7 @@ class Local:
         return str(self.status["ui"])
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        return call(f"{self.status['url']}/{path}", body, method, timeout_s=60.0)
+        return call(f"{self.status['url']}/{path}", body, method, timeout_s=RUN_TIMEOUT_S)
 
     def deployment(self, name: str) -> dict[str, Any]:
         found = [entry for entry in self.call("deployments/filter", {"limit": 200}) if entry["name"] == name]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,17 @@ class TestSampler:
             PackedSampler(dataset).load_state_dict(state)
 
 
+def in_fresh_process(check: Callable[..., None], *arguments: Any) -> None:
+    """Run a check where a trainer would: forked workers inherit the threads and servers of a process of tests."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(check, *arguments).result(timeout=300)
+
+
 def test_the_sampler_in_a_plain_loader(dataset: SftDataset) -> None:
+    in_fresh_process(check_plain_loader, dataset)
+
+
+def check_plain_loader(dataset: SftDataset) -> None:
     sampler = PackedSampler(dataset, rank=1, world_size=2)
     loader: Any = torch.utils.data.DataLoader(
         dataset,  # type: ignore[arg-type]
@@ -102,6 +114,10 @@ def test_the_sampler_in_a_plain_loader(dataset: SftDataset) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_four_persistent_workers(dataset: SftDataset, method: str) -> None:
+    in_fresh_process(check_four_workers, dataset, method)
+
+
+def check_four_workers(dataset: SftDataset, method: str) -> None:
     """Every sample once an epoch, for epochs; resumed in mid-epoch, here and with other workers, exactly."""
 
     def sampler() -> PackedSampler:
@@ -174,6 +190,10 @@ def test_batches_of_another_size_after_a_resume(dataset: SftDataset) -> None:
 
 
 def test_memmap_in_workers(tmp_path: Path) -> None:
+    in_fresh_process(check_memmap_in_workers, tmp_path)
+
+
+def check_memmap_in_workers(tmp_path: Path) -> None:
     rows = [([i, 7, 8], [1, 1, 0], [0]) for i in range(100)]
     dataset = create_sft_dataset(foreign_memmap(tmp_path / "x", rows))
     assert dataset[0]["input_ids"][0] == 0  # opened before the workers are made
