@@ -194,7 +194,7 @@ def test_a_query_reads_bins_and_rejects(cli: Cli, packed: Path) -> None:
     assert parts(cli, packed, "--sql", "SELECT DISTINCT reason FROM rejects")["rows"] == [
         ["no_assistant_turn"]
     ]
-    assert "no_assistant_turn" in cli("inspect", packed, "--sql", "FROM rejects").out
+    assert "no_assistant_turn" in cli("inspect", packed, "--sql", "SELECT reason FROM rejects").out
 
 
 @pytest.mark.parametrize(
