@@ -41,7 +41,10 @@ def each_with_receipts(
         bound = bind(step, output_dir, verify, refresh).with_options(**RETRIES)
         names = task_names(step.name, works)
         with stopping_soon(), Stage(step.name, len(works), ProgressArtifact(step.name)) as stage:
-            futures = [_named(bound, name).submit(work=work) for name, work in zip(names, works, strict=True)]
+            # All before the first one runs: Prefect parses source code for each, and two threads that build syntax
+            # trees at once trip over each other in Python 3.11 ("AST constructor recursion depth mismatch").
+            tasks = [_named(bound, name) for name in names]
+            futures = [task.submit(work=work) for task, work in zip(tasks, works, strict=True)]
             _watch(stage, names, futures)
             receipts = [future.result() for future in futures]
         for future in futures:
