@@ -58,7 +58,7 @@ def command(*arguments: str) -> None:
 def heavy_imports(arguments: Sequence[str]) -> list[str]:
     """Which heavy packages a command imports, in a process of its own."""
     code = (
-        "import json, sys; from flows.cli import main; main(sys.argv[1:]); "
+        "import json, sys; from flows.cli.main import main; main(sys.argv[1:]); "
         f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
     )
     done = subprocess.run(

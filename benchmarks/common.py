@@ -87,8 +87,8 @@ def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
     quiet_environment()
     from flows.pack_sft import mill
     from schemas.sft import PackSftConfig
+    from tasks.run.receipts import save_receipt
     from tasks.sft.identity import identify
-    from tasks.store.receipts import save_receipt
 
     config = PackSftConfig.parse(raw)
     root = Path(config.output_dir)

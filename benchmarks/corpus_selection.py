@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.corpus.md5 import hash_rows
-from tasks.corpus.selection import (
+from tasks.corpus.selection.cutoff import (
     Band,
     BandCount,
     Cutoff,
@@ -33,6 +32,7 @@ from tasks.corpus.selection import (
     scan,
     split_batches,
 )
+from tasks.corpus.selection.md5 import hash_rows
 
 SEED, BUCKET = 42, "4"
 REPEATS = 7

@@ -56,8 +56,8 @@ def measure(config: str) -> None:
     """In the process of its own: run, print the peaks in MB as JSON."""
     import flows.pack_sft  # noqa: F401 - imported for its memory
     from schemas.sft import TokenizerConfig
-    from tasks.sft.tokenizer import load_tokenizer
-    from tasks.sft.tokenizer_source import find_tokenizer
+    from tasks.sft.chat.tokenizer import load_tokenizer
+    from tasks.sft.chat.tokenizer_source import find_tokenizer
 
     raw = json.loads(config)
     tokenizer = TokenizerConfig.parse(raw["tokenizer"])

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks.sft.packing import Order, Packing, pack
+from tasks.packing.bins import Order, Packing, pack
 
 SIZE, LONG_SIZE = 4096, 131_072
 LOOP_ITEMS, TREE_ITEMS, LARGE_ITEMS, LONG_ITEMS = 100_000, 1_000_000, 10_000_000, 1_000_000

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from benchmarks.common import report
 from schemas.probes import measurements_schema, record_schema
-from tasks.probes.crops import Contexts
-from tasks.probes.loader import build_probe_dataset
-from tasks.probes.sampler import ProbeRowSampler, Stream
+from tasks.probes.training.crops import Contexts
+from tasks.probes.training.loader import build_probe_dataset
+from tasks.probes.training.sampler import ProbeRowSampler, Stream
 
 ROUNDS = 3
 SECONDS = 4.0

@@ -112,7 +112,7 @@ def _run_flow(source: Path, out: Path, pool: Executor) -> int:
     from flows.build_probe_rows import mill
     from schemas.probes import BuildProbeRowsConfig
     from tasks.probes.identity import identify
-    from tasks.store.receipts import save_receipt
+    from tasks.run.receipts import save_receipt
 
     config = BuildProbeRowsConfig.parse({"input": str(source), "output_dir": str(out), "workers": WORKERS})
     identity = identify(config)
@@ -167,7 +167,7 @@ def run_known(source: Path, out: Path) -> int:
 def _known_worker(share: tuple[Path, list[int], Path]) -> int:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    from tasks.probes.addresses import src_id
+    from tasks.probes.rows.addresses import src_id
 
     path, groups, target = share
     writer = ArrayRecordWriter(str(target), "group_size:1")

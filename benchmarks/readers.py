@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from benchmarks.common import Took, in_turn, median, report
 from schemas.sft import StorageConfig, StorageFormat
 from tasks.sft.datasets import PackedSampler, create_sft_dataset
-from tasks.sft.packed import Bins
-from tasks.sft.shard import ShardMetadata
-from tasks.sft.writers import open_writer
+from tasks.sft.shards.bins import Bins
+from tasks.sft.shards.shard import ShardMetadata
+from tasks.sft.shards.writers import open_writer
 
 BINS, SIZE, VOCABULARY, SEQUENCE = 6_000, 4096, 128_000, 512
 SHARDS, SHARD_BINS = 1_000, 16_384

@@ -122,7 +122,7 @@ def run_ours(corpus: Path, out: Path, percent: int) -> Run:
     from flows.sample_corpus import mill
     from schemas.corpus import SampleCorpusConfig
     from tasks.corpus.identity import identify
-    from tasks.store.receipts import save_receipt
+    from tasks.run.receipts import save_receipt
 
     config = SampleCorpusConfig.parse(
         {
@@ -277,7 +277,7 @@ def run_floor(corpus: Path, out: Path, percent: int) -> Run:
 
 def _masks(corpus: Path, percent: int) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
     """Every file and which of its rows are selected, by a full sort."""
-    from tasks.corpus.md5 import hash_rows
+    from tasks.corpus.selection.md5 import hash_rows
 
     for bucket, files in bucket_files(corpus):
         hashes = [hash_rows(SEED, bucket, path.name, 0, GROUPS * GROUP_ROWS) for path in files]

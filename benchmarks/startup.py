@@ -69,7 +69,7 @@ def seconds_of(command: list[str], environ: dict[str, str]) -> float:
 
 def trigger_to_task(url: str, name: str) -> float:
     """Seconds from the request of a run to the start of its first task."""
-    from tasks.runtime.local.http import call
+    from tasks.server.http import call
 
     [deployment] = [
         entry for entry in call(f"{url}/deployments/filter", {"limit": 200}) if entry["name"] == name

@@ -26,14 +26,14 @@ import orjson
 from benchmarks.common import Times, Took, deepseek_folder, in_turn, median, report
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
-from tasks.sft.dialects import normalise
-from tasks.sft.masks import samples
+from tasks.inputs.files import resolve
+from tasks.inputs.readers import read_rows
+from tasks.inputs.segments import cut
+from tasks.sft.chat.dialects import normalise
+from tasks.sft.chat.masks import samples
+from tasks.sft.chat.tokenizer import load_tokenizer
+from tasks.sft.chat.tokenizer_source import find_tokenizer
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
-from tasks.sft.tokenizer import load_tokenizer
-from tasks.sft.tokenizer_source import find_tokenizer
-from tasks.store.inputs import resolve
-from tasks.store.readers import read_rows
-from tasks.store.segments import cut
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 ROWS, REPEATS, CHUNK = 20_000, 5, 256

@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from benchmarks.common import in_turn, median, ratio, report
 from benchmarks.packing import lognormal_lengths
 from schemas.sft import PackConfig, StorageConfig
-from tasks.sft.packed import PackPlan
-from tasks.sft.parquet_writer import PACKED_FIELDS
+from tasks.run.layout import stage_folder
+from tasks.sft.gather import PackPlan
 from tasks.sft.plan import PlanWork, plan_packs
+from tasks.sft.shards.parquet_writer import PACKED_FIELDS
+from tasks.sft.shards.writers import shard_name
 from tasks.sft.spool import Rows, Spool, SpoolWriter
 from tasks.sft.write import WriteWork, write_shards
-from tasks.sft.writers import shard_name
-from tasks.store.layout import stage_folder
 
 SEQUENCES, SIZE, VOCABULARY = 200_000, 4096, 128_000
 REPEATS = 5

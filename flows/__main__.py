@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from flows.cli import entry
+from flows.cli.main import entry
 
 
 def main() -> None:

@@ -8,24 +8,24 @@ from typing import Any
 
 from prefect import flow
 
-from flows.ending import publish_with_report
 from schemas.probes import FLOW, PUBLISHED, BuildProbeRowsConfig
 from schemas.run import RunManifest
 from tasks.probes import steps
-from tasks.probes.arrayrecord_writer import array_record_module
 from tasks.probes.checks import check_rejects, check_train, run_ledger
-from tasks.probes.details import ProbeDetails
 from tasks.probes.identity import Identity, identify
 from tasks.probes.inventory import take_inventory
-from tasks.probes.outline import gather_works, scatter_works
 from tasks.probes.publish import WrittenRun, publication
+from tasks.probes.records.writer import array_record_module
+from tasks.probes.report import ProbeDetails
+from tasks.probes.stages import gather_works, scatter_works
 from tasks.probes.validate import ValidateWork
 from tasks.report.reuse import Reuse
+from tasks.run.layout import claim
+from tasks.run.receipts import Verify
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
-from tasks.store.layout import claim
-from tasks.store.receipts import Verify
+from tasks.steps import publish_with_report
 
 log = logging.getLogger("gristmill.build_probe_rows")
 

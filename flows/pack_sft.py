@@ -8,22 +8,22 @@ from typing import Any
 
 from prefect import flow
 
-from flows.ending import publish_with_report
 from schemas.run import Receipt, RowLedger, RunManifest
 from schemas.sft import FLOW, PUBLISHED, PackSftConfig
 from tasks.report.reuse import Reuse
+from tasks.run.layout import claim
+from tasks.run.receipts import Verify
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
 from tasks.sft import steps
 from tasks.sft.checks import check_rejects, check_splits, run_ledger
-from tasks.sft.details import PackDetails
 from tasks.sft.identity import Identity, identify
 from tasks.sft.lineage import reject_files, stage_lineage
-from tasks.sft.outline import packed_split, plan_works, tokenize_works, write_works
 from tasks.sft.publish import PackedRun, PackedSplit, publication
-from tasks.store.layout import claim
-from tasks.store.receipts import Verify
+from tasks.sft.report import PackDetails
+from tasks.sft.stages import packed_split, plan_works, tokenize_works, write_works
+from tasks.steps import publish_with_report
 
 log = logging.getLogger("gristmill.pack_sft")
 

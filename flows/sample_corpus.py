@@ -8,22 +8,22 @@ from typing import Any
 
 from prefect import flow
 
-from flows.ending import publish_with_report
 from schemas.corpus import FLOW, PUBLISHED, SampleCorpusConfig
 from schemas.run import RunManifest
 from tasks.corpus import steps
-from tasks.corpus.details import SampleDetails
 from tasks.corpus.identity import Identity, identify
 from tasks.corpus.inventory import take_inventory
-from tasks.corpus.outline import plan_shards, screen_works, select_work, write_works
 from tasks.corpus.publish import SampledBucket, SampledRun, publication
+from tasks.corpus.report import SampleDetails
+from tasks.corpus.stages import plan_shards, screen_works, select_work, write_works
 from tasks.corpus.validate import ValidateWork
 from tasks.report.reuse import Reuse
+from tasks.run.layout import claim
+from tasks.run.receipts import Verify
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
-from tasks.store.layout import claim
-from tasks.store.receipts import Verify
+from tasks.steps import publish_with_report
 
 log = logging.getLogger("gristmill.sample_corpus")
 

@@ -8,20 +8,20 @@ from typing import Any
 
 from prefect import flow
 
-from flows.ending import publish_with_report
 from schemas.run import RunManifest
 from schemas.tokenizer import FLOW, PUBLISHED, TrainTokenizerConfig
 from tasks.corpus import steps
-from tasks.corpus.tokenizer_details import TokenizerDetails
-from tasks.corpus.tokenizer_identity import Identity, identify
-from tasks.corpus.tokenizer_publish import TrainedRun, publication
-from tasks.corpus.tokenizer_train import TrainWork
 from tasks.report.reuse import Reuse
+from tasks.run.layout import claim
+from tasks.run.receipts import Verify
 from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
 from tasks.runtime.names import flow_run_name, name_run
 from tasks.runtime.runners import runner_from_environment
-from tasks.store.layout import claim
-from tasks.store.receipts import Verify
+from tasks.steps import publish_with_report
+from tasks.tokenizer.identity import Identity, identify
+from tasks.tokenizer.publish import TrainedRun, publication
+from tasks.tokenizer.report import TokenizerDetails
+from tasks.tokenizer.train import TrainWork
 
 log = logging.getLogger("gristmill.train_tokenizer")
 

@@ -1,17 +1,93 @@
-"""The Prefect tasks that belong to no single domain."""
+"""The Prefect tasks that belong to no single domain, and how every run ends."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from pathlib import Path
 
 from prefect import task
 
+from schemas.alarms import RowAlarms
+from schemas.errors import IntegrityError
+from schemas.run import RunManifest
 from schemas.validation import ValidateConfig
 from schemas.verdict import Verdict
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
+from tasks.report.compose import Details, ReportWork, compose
+from tasks.report.page import render_page
+from tasks.report.reuse import Reuse
+from tasks.run.drift import Drift, check_drift, compare, last_published
+from tasks.run.layout import REPORT_PAGE, run_folder
+from tasks.run.publish import Publication, publish_run
+from tasks.runtime.artifacts import show
+from tasks.runtime.mapping import Once
+
+log = logging.getLogger("gristmill.report")
 
 
 @task(name="validate", persist_result=False)
 def validate(config: ValidateConfig) -> Verdict:
-    """Everything at one path, faults included."""
+    """Validate everything at one path; faults are in the verdict."""
     return validate_path(Path(config.path), full=config.level == "full")
+
+
+@task(name="report", persist_result=False)
+def report(work: ReportWork) -> bytes | None:
+    """Compose the report, show it as artifacts, render its page.
+
+    A report never fails a run: if it cannot be made, there is a warning, and `None` instead of the page.
+    """
+    page = None
+    try:
+        composed = compose(work)
+        page = render_page(composed)
+        folder = run_folder(Path(work.publication.output_dir), work.publication.run_hash)
+        show(composed, (folder / REPORT_PAGE).absolute().as_uri())
+    except Exception as error:
+        what = "no report" if page is None else "no artifacts"
+        log.warning("the run goes on with %s: %s: %s", what, type(error).__name__, error)
+        log.debug("how that failed", exc_info=True)
+    return page
+
+
+@task(name="publish", persist_result=False)
+def publish(work: Publication) -> RunManifest:
+    """Fill the run folder, write its manifest, move the pointers to it."""
+    return publish_run(work)
+
+
+def publish_with_report(
+    publication: Publication, details: Details, alarms: RowAlarms | None, reuse: Reuse | None, once: Once
+) -> RunManifest:
+    """Report on a validated run, then publish it, unless it drifted out of bounds.
+
+    The report comes first, so that a run that is held back shows why.
+
+    Raises:
+        IntegrityError: `drift`; nothing is published.
+    """
+    drift = _drift(publication, alarms)
+    page = once(report, ReportWork(publication, details, reuse, drift))
+    check_drift(drift)
+    manifest: RunManifest = once(publish, dataclasses.replace(publication, report=page))
+    return manifest
+
+
+def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
+    try:
+        last = last_published(Path(publication.output_dir), publication.run_hash)
+    except IntegrityError as error:
+        if alarms is not None:
+            reason = error.message.splitlines()[0]
+            raise IntegrityError(
+                f"alarms are set and the last published run cannot be read ({reason}); repair it by running its "
+                "configuration again, or publish without comparing: --set alarms=null",
+                code="drift",
+                where=error.where,
+            ) from None
+        log.warning("no comparison with the last published run: %s", error)
+        return None
+    if last is None:
+        return None
+    return compare(last, publication.ledger, publication.statistics, alarms)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tasks.runtime.settings import quiet_environment
+
+if TYPE_CHECKING:
+    from commands import Cli, Outcome
 
 # Before anything imports prefect or transformers: no network, no usage data, no progress on the terminal.
 quiet_environment()
@@ -25,8 +30,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get(
 @pytest.fixture(scope="session")
 def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a 2,000-token ChatML tokenizer, trained on the standard library's sources."""
-    from tasks.corpus.bpe import save_tokenizer, train_bpe
     from tasks.demo.docstrings import library_sources
+    from tasks.tokenizer.bpe import save_tokenizer, train_bpe
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = train_bpe((text for _, text in islice(library_sources(), 40)), 2_000)
@@ -62,3 +67,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _SERVERS = {"prefect_api", "gristmill"}
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`gristmill ARGUMENTS`, with `run_serially` in place of Prefect."""
+    from commands import Outcome, run_serially
+
+    monkeypatch.setattr("flows.cli.launch.run_flow", run_serially)
+    # Progress goes to whatever stderr was when Prefect was imported, which pytest has closed since.
+    monkeypatch.setattr(logging.getLogger("gristmill"), "propagate", False)
+    from flows.cli.main import main
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def configured(tmp_path: Path, small_tokenizer: Path) -> Callable[..., Path]:
+    """Writes `config.yaml` for a source, with `tmp_path/out` as output folder."""
+    from commands import small_config, write_config
+
+    def write(source: Path, **changes: Any) -> Path:
+        config = small_config(tmp_path / "out", source, small_tokenizer, **changes)
+        return write_config(tmp_path / "config.yaml", config)
+
+    return write

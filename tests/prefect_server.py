@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.runtime.local.embedded import EmbeddedServer
-from tasks.runtime.local.state import State
 from tasks.runtime.settings import quiet_environment
+from tasks.server.embedded import EmbeddedServer
+from tasks.server.state import State
 
 
 @contextlib.contextmanager

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.registry import FLOWS
+from flows.cli.registry import FLOWS
 from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
 from tasks.corpus.identity import identify as identify_sample
 from tasks.report.reuse import Reuse
+from tasks.run.receipts import Verify, load_receipt, receipt_key, save_receipt
 from tasks.sft.identity import identify
-from tasks.store.receipts import Verify, load_receipt, receipt_key, save_receipt
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 

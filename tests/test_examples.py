@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.configs import load_config
-from flows.registry import FLOWS, FlowEntry
+from flows.cli.configs import load_config
+from flows.cli.registry import FLOWS, FlowEntry
 from schemas.validation import ValidateConfig
 
 DEPLOYMENTS = Path(__file__).resolve().parents[1] / "deployments"

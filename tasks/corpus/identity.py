@@ -9,9 +9,9 @@ from schemas.canonical import canonical_hash
 from schemas.corpus import FLOW, FORMAT_VERSION, CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import ConfigError
 from schemas.run import InputRecord
-from tasks.store.fingerprint import Fingerprints
-from tasks.store.inputs import InputFile, files_below
-from tasks.store.layout import FINGERPRINTS, STAGES
+from tasks.inputs.files import InputFile, files_below
+from tasks.inputs.fingerprint import Fingerprints
+from tasks.run.layout import FINGERPRINTS, STAGES
 
 _PATTERNS = ("*.parquet",)
 _NAMED = 20

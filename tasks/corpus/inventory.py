@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
 from tasks.corpus.identity import BucketInputs, Identity
-from tasks.store.inputs import InputFile
+from tasks.inputs.files import InputFile
 
 _NAMED = 20
 _CHECK_ROWS = 4096

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from schemas.corpus import FLOW, PUBLISHED, REPORT, SAMPLING_INFO, SampleCorpusConfig
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
-from tasks.corpus.outline import Selection
-from tasks.store.layout import stage_folder
-from tasks.store.publish import Publication, json_document
-from tasks.store.rejects import RejectWriter
+from tasks.corpus.stages import Selection
+from tasks.run.layout import stage_folder
+from tasks.run.publish import Publication, json_document
+from tasks.run.rejects import RejectWriter
 
 SHARD_PREFIX = "train-"
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import SourceFile
 from tasks.corpus.reading import iter_columns
-from tasks.store.arrays import write_array
-from tasks.store.layout import stage_folder
-from tasks.store.rejects import RejectWriter
+from tasks.run.layout import stage_folder
+from tasks.run.rejects import RejectWriter
+from tasks.storage.arrays import write_array
 
 
 @dataclass(frozen=True)

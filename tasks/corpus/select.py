@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import SourceFile
-from tasks.corpus.selection import (
+from tasks.corpus.selection.cutoff import (
     DEFAULT_BATCH_IDS,
     Band,
     BandCount,
@@ -30,8 +30,8 @@ from tasks.corpus.selection import (
     keep_rows,
     scan,
 )
-from tasks.store.arrays import read_array, write_array
-from tasks.store.layout import stage_folder
+from tasks.run.layout import stage_folder
+from tasks.storage.arrays import read_array, write_array
 
 SELECTED = "selected.npy"
 # Below this many ids a second process takes longer to start than to help.

@@ -7,10 +7,10 @@ from prefect import task
 from schemas.run import Receipt
 from tasks.corpus.screen import ScreenWork, screen_files
 from tasks.corpus.select import SelectWork, select_bucket
-from tasks.corpus.tokenizer_train import TrainWork, train_tokenizer
 from tasks.corpus.validate import ValidateWork, check_written
 from tasks.corpus.write import WriteWork, write_sample
-from tasks.store.fingerprint import check_unchanged
+from tasks.inputs.fingerprint import check_unchanged
+from tasks.tokenizer.train import TrainWork, train_tokenizer
 
 
 @task(name="screen")

@@ -26,7 +26,7 @@ from tasks.corpus.identity import Identity, identify
 from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
 from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
-from tasks.corpus.selection import Cutoff, IdRange, keep_rows
+from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
 
 _BATCH_ROWS = 512
 

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from schemas.corpus import OWN_COLUMNS, SampleCompression
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord, Receipt, RowLedger
+from tasks.corpus.cut import Piece, ShardPlan
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.row_groups import row_groups
 from tasks.corpus.select import Eligibility, kept_rows
-from tasks.corpus.selection import Cutoff, IdRange
-from tasks.corpus.shards import Piece, ShardPlan
-from tasks.store.atomic import AtomicFile
-from tasks.store.layout import stage_folder
+from tasks.corpus.selection.cutoff import Cutoff, IdRange
+from tasks.run.layout import stage_folder
+from tasks.storage.atomic import AtomicFile
 
 _PAGE_BYTES = 256 << 10
 _COMPRESSED = ("zstd", "gzip")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.demo.docstrings import docstring_chats, library_sources
-from tasks.store.atomic import AtomicFile
+from tasks.storage.atomic import AtomicFile
 
 _ROWS_A_FILE = 200
 _ROWS_A_GROUP = 50

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.store.atomic import AtomicFile
+from tasks.storage.atomic import AtomicFile
 
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo"}
 _SHORTEST_CHARACTERS = 40

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tasks.demo.corpus import write_corpus
 from tasks.demo.docstrings import docstring_chats, write_chats
 from tasks.demo.measurements import write_measurements
-from tasks.store.atomic import AtomicFile, write_file
+from tasks.storage.atomic import AtomicFile, write_file
 
 _VOCABULARY = 4_000
 _PACKED_ROWS = 64
@@ -42,7 +42,7 @@ def _texts() -> list[str]:
 
 
 def _train(folder: Path) -> Any:
-    from tasks.corpus.bpe import save_tokenizer, train_bpe
+    from tasks.tokenizer.bpe import save_tokenizer, train_bpe
 
     tokenizer = train_bpe(_texts(), _VOCABULARY)
     save_tokenizer(tokenizer, folder, folder)

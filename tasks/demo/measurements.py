@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.store.atomic import AtomicFile
+from tasks.storage.atomic import AtomicFile
 
 ROWS, PROBES, TARGETS = 40_000, 400, 200
 _FILES = 2

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from schemas.errors import IntegrityError
 from schemas.probes import TRAIN
 from schemas.run import FileRecord, Receipt, RowLedger
-from tasks.probes.arrayrecord_writer import ShardWriter
-from tasks.probes.plan import Probes, ShardPlan, SplitRule, merge_probes
-from tasks.probes.records import Block, Records, block_of, encode_records
-from tasks.probes.report import ShardCounts
-from tasks.probes.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.counts import ShardCounts
+from tasks.probes.records.encode import Block, Records, block_of, encode_records
+from tasks.probes.records.writer import ShardWriter
+from tasks.probes.rows.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.shards import Probes, ShardPlan, SplitRule, merge_probes
 from tasks.probes.spill import RunRef, SpilledRun, open_run
-from tasks.store.layout import stage_folder
-from tasks.store.memory import release_memory
+from tasks.run.layout import stage_folder
+from tasks.run.memory import release_memory
 
 # Of all runs together, about 20 MB.
 _SHARED_TARGETS = 1 << 20

@@ -11,9 +11,9 @@ from schemas.canonical import canonical_hash
 from schemas.errors import ConfigError
 from schemas.probes import FLOW, FORMAT_VERSION, BuildProbeRowsConfig
 from schemas.run import InputRecord
-from tasks.store.fingerprint import Fingerprints
-from tasks.store.inputs import InputFile, resolve
-from tasks.store.layout import FINGERPRINTS, LATEST, RUNS, STAGES
+from tasks.inputs.files import InputFile, resolve
+from tasks.inputs.fingerprint import Fingerprints
+from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
 
 _PATTERNS = ("*.parquet",)
 

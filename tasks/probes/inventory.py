@@ -17,32 +17,11 @@ import pyarrow.parquet as pq
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS
 from tasks.probes.identity import Identity
+from tasks.probes.rows.reading import Piece
 
 _NAMED = 20
 _PART_ROWS = 1 << 20
 _PARTS = 96
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive row groups of one file.
-
-    Attributes:
-        path: where the file lies; `name`: what rejects and hashes call it.
-        digest: SHA-256 of the whole file.
-        first_group, end_group: row groups to read.
-        first_row: the row of the file at which they start; `rows`: how many they hold.
-        seen: what the file looked like when it was hashed.
-    """
-
-    path: str
-    name: str
-    digest: str
-    first_group: int
-    end_group: int
-    first_row: int
-    rows: int
-    seen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

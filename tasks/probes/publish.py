@@ -8,9 +8,9 @@ from typing import Any
 
 from schemas.probes import FLOW, PUBLISHED, REPORT, SHARD_SUFFIX, SPLITS, BuildProbeRowsConfig
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
-from tasks.probes.report import split_report
+from tasks.probes.counts import split_report
 from tasks.probes.scatter import REJECTS
-from tasks.store.publish import Publication, json_document
+from tasks.run.publish import Publication, json_document
 
 
 @dataclass(frozen=True)

@@ -1,126 +1,125 @@
-"""What a run's report says: measurements per probe, record sizes, failed share, IPv4 and IPv6 share, by split."""
+"""What the report of a probe rows run shows: measurements per probe, and how much padding training on them leaves."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from schemas.probes import SPLITS
-from tasks.probes.records import Block
+from schemas.probes import TRAIN
+from schemas.report import Chart, Column, Fact, Sample, Series, Table
+from tasks.probes.publish import WrittenRun, run_statistics, written_shards
+from tasks.probes.training.sampler import ProbeRowSampler
+from tasks.probes.training.source import ProbeRowDataSource
+from tasks.report.histogram import power_classes
+from tasks.report.numbers import binary, count, counted, share, size, some_of
+
+# Records whose padding is measured: one group of the loader, or less where records are large.
+_RECORDS = 256
+_RECORD_BYTES = 1 << 25
 
 
-@dataclass
-class ShardCounts:
-    """Counts of one shard; histograms count values up to a power of two, by its exponent.
+@dataclass(frozen=True)
+class ProbeDetails:
+    """See `tasks.report.compose.Details`."""
 
-    Attributes:
-        failed: measurements with a negative round trip time.
-        ipv6: measurements of that version; the others are IPv4. `ipv6_probes`: probes with any.
-        record_bytes: sizes of the `measurements` of records, summed.
-    """
+    run: WrittenRun
+    steps: tuple[str, ...] = ("scatter", "gather")
 
-    split: str
-    probes: int = 0
-    records: int = 0
-    measurements: int = 0
-    duplicates: int = 0
-    failed: int = 0
-    ipv6: int = 0
-    ipv6_probes: int = 0
-    record_bytes: int = 0
-    largest_record_bytes: int = 0
-    most_measurements: int = 0
-    measurements_up_to: Counter[str] = field(default_factory=Counter)
-    record_bytes_up_to: Counter[str] = field(default_factory=Counter)
+    @property
+    def subject(self) -> str:
+        names = some_of([Path(path).name or path for path in self.run.config.inputs])
+        return f"{names} · split by {self.run.config.split.value}"
 
-    def add_block(self, block: Block) -> None:
-        """Count whole probes."""
-        rows = np.diff(block.starts)
-        six = block.versions == 6
-        self.probes += len(rows)
-        self.measurements += int(rows.sum())
-        self.failed += int((block.rtts < 0).sum())
-        self.ipv6 += int(rows[six].sum())
-        self.ipv6_probes += int(six.sum())
-        self.most_measurements = max(self.most_measurements, int(rows.max()))
-        self.measurements_up_to.update(_up_to(rows))
+    def facts(self) -> tuple[Fact, ...]:
+        statistics = run_statistics(self.run)
+        ledger = self.run.ledger
+        splits = statistics["probe_splits"].values()
+        rows, ipv6 = statistics["measurements"], sum(split["ipv6"] for split in splits)
+        stored = sum(split["stored_bytes"] for split in splits)
+        return (
+            Fact("measurements used", count(ledger.rows_used), f"of {count(ledger.rows_in)} read"),
+            Fact(
+                "rejected", share(ledger.rows_rejected, ledger.rows_in), f"{count(ledger.rows_rejected)} rows"
+            ),
+            Fact("probes", count(statistics["probes"]), f"in {counted(statistics['records'], 'record')}"),
+            Fact("failed", share(statistics["failed"], rows), "of the measurements"),
+            Fact("IPv6", share(ipv6, rows), "of the measurements"),
+            Fact("stored", size(stored), f"in {counted(statistics['shards'], 'shard')}"),
+        )
 
-    def add_records(self, sizes: NDArray[np.int64]) -> None:
-        """Count records whose measurements take so many bytes."""
-        self.records += len(sizes)
-        self.record_bytes += int(sizes.sum())
-        self.largest_record_bytes = max(self.largest_record_bytes, int(sizes.max()))
-        self.record_bytes_up_to.update(_up_to(sizes))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts as JSON keeps them."""
-        return asdict(self) | {
-            name: {key: counter[key] for key in sorted(counter, key=int)}
-            for name, counter in (
-                ("measurements_up_to", self.measurements_up_to),
-                ("record_bytes_up_to", self.record_bytes_up_to),
+    def tables(self) -> tuple[Table, ...]:
+        names = ("probes", "records", "measurements", "mean per probe", "most", "failed", "IPv6", "stored")
+        rows = [
+            (
+                name,
+                *(count(split[key]) for key in ("probes", "records", "measurements")),
+                f"{split['measurements_per_probe']['mean']:,.1f}",
+                count(split["measurements_per_probe"]["most"]),
+                share(split["failed_share"]),
+                share(split["ipv6_share"]),
+                size(split["stored_bytes"]),
             )
+            for name, split in run_statistics(self.run)["probe_splits"].items()
+        ]
+        return (Table("Splits", (Column("split"), *(Column(name, True) for name in names)), tuple(rows)),)
+
+    def charts(self) -> tuple[Chart, ...]:
+        return (self._per_probe(), self._padding())
+
+    def samples(self) -> tuple[Sample, ...]:
+        return ()
+
+    def _per_probe(self) -> Chart:
+        by_split = {
+            name: {
+                int(end): probes for end, probes in split["measurements_per_probe"]["probes_up_to"].items()
+            }
+            for name, split in run_statistics(self.run)["probe_splits"].items()
         }
+        ends, _ = power_classes({end: 0 for counts in by_split.values() for end in counts})
+        series = tuple(
+            Series(
+                name,
+                tuple(float(counts.get(end, 0)) for end in ends),
+                tuple(count(counts.get(end, 0)) for end in ends),
+            )
+            for name, counts in by_split.items()
+        )
+        return Chart(
+            "Measurements per probe",
+            "Probes by how many measurements they have; each class reaches up to a power of two.",
+            "measurements, up to",
+            tuple(binary(end) for end in ends),
+            series,
+            upright=True,
+        )
 
+    def _padding(self) -> Chart:
+        sampler = ProbeRowSampler()
+        records, shares = self._measure(sampler)
+        return Chart(
+            "Padding in training",
+            f"Share of padding in crops of {count(sampler.crop_size)} tokens, measured on {count(records)} records "
+            "of train with the loader's own sampling.",
+            "layout",
+            tuple(shares),
+            (Series("padding", tuple(shares.values()), tuple(share(value) for value in shares.values())),),
+        )
 
-def _up_to(values: NDArray[np.int64]) -> dict[str, int]:
-    """How many values of 1 and more there are up to each power of two, by its exponent."""
-    classes = np.bincount(np.ceil(np.log2(values)).astype(np.int64))
-    return {str(power): int(count) for power, count in enumerate(classes) if count}
-
-
-_SUMS = ("probes", "records", "measurements", "duplicates", "failed", "ipv6", "ipv6_probes", "record_bytes")
-
-
-def split_report(
-    shards: Sequence[Mapping[str, Any]], stored_bytes: Sequence[int]
-) -> dict[str, dict[str, Any]]:
-    """For each split that has shards, its counts, shares and histograms.
-
-    Args:
-        shards: as `ShardCounts.as_dict` gives them.
-        stored_bytes: sizes of their files.
-    """
-    pairs = list(zip(shards, stored_bytes, strict=True))
-    return {
-        split: _one_split([pair for pair in pairs if pair[0]["split"] == split])
-        for split in SPLITS
-        if any(shard["split"] == split for shard in shards)
-    }
-
-
-def _one_split(pairs: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    shards = [shard for shard, _ in pairs]
-    sums = {name: sum(int(shard[name]) for shard in shards) for name in _SUMS}
-    rows = sums["measurements"]
-    return {
-        "shards": len(shards),
-        **sums,
-        "stored_bytes": sum(size for _, size in pairs),
-        "failed_share": round(sums["failed"] / rows, 6),
-        "ipv4_share": round(1 - sums["ipv6"] / rows, 6),
-        "ipv6_share": round(sums["ipv6"] / rows, 6),
-        "measurements_per_probe": {
-            "mean": round(rows / sums["probes"], 3),
-            "most": max(int(shard["most_measurements"]) for shard in shards),
-            "probes_up_to": _merged(shard["measurements_up_to"] for shard in shards),
-        },
-        "measurement_bytes_per_record": {
-            "mean": round(sums["record_bytes"] / sums["records"], 1),
-            "most": max(int(shard["largest_record_bytes"]) for shard in shards),
-            "records_up_to": _merged(shard["record_bytes_up_to"] for shard in shards),
-        },
-    }
-
-
-def _merged(histograms: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sums by class, named by the class's upper end."""
-    total: Counter[int] = Counter()
-    for histogram in histograms:
-        total.update({int(power): count for power, count in histogram.items()})
-    return {str(2**power): total[power] for power in sorted(total)}
+    def _measure(self, sampler: ProbeRowSampler) -> tuple[int, dict[str, float]]:
+        """How many records were looked at, and the share of padding by layout."""
+        shards = [pair for pair in written_shards(self.run.gathered) if pair[0]["split"] == TRAIN]
+        counts, record = shards[0]
+        # Shards are in the order of a hash, so the first records are like any.
+        mean = counts["record_bytes"] / counts["records"]
+        records = min(counts["records"], max(1, min(_RECORDS, int(_RECORD_BYTES / mean))))
+        source = ProbeRowDataSource(str(Path(self.run.config.output_dir, record.path)))
+        streams = [(0, number) for number in range(records)]
+        contexts = sampler.sample(source.sampler_rows(range(records)), streams)
+        shares = {}
+        for name, pack in (("contexts packed into crops", True), ("one context a crop", False)):
+            crops = sampler.crops(contexts, streams[0], pack)
+            shares[name] = float(np.mean(crops["inputs_segmentation"] == 0))
+        return records, shares

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
-from tasks.probes.addresses import families, probe_hashes
-from tasks.probes.inventory import Piece
-from tasks.probes.reading import RUN_ROWS, read_runs
-from tasks.probes.screening import Columns, screen, unusable
-from tasks.probes.sorting import stable_order
+from tasks.probes.rows.addresses import families, probe_hashes
+from tasks.probes.rows.reading import RUN_ROWS, Piece, read_runs
+from tasks.probes.rows.screening import Columns, screen, unusable
+from tasks.probes.rows.sorting import stable_order
 from tasks.probes.spill import PROBES_SCHEMA, Run, RunRef, write_run
-from tasks.store.layout import stage_folder
-from tasks.store.memory import release_memory
-from tasks.store.rejects import RejectWriter
+from tasks.run.layout import stage_folder
+from tasks.run.memory import release_memory
+from tasks.run.rejects import RejectWriter
 
 REJECTS = "rejects.parquet"
 

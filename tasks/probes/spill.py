@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord
-from tasks.probes.frames import padded
-from tasks.store.atomic import AtomicFile, storage_errors, swap_symlink
-from tasks.store.layout import stage_folder
+from tasks.probes.records.frames import padded
+from tasks.run.layout import stage_folder
+from tasks.storage.atomic import AtomicFile, storage_errors, swap_symlink
 
 # Enters the key of the first pass.
 SPILL_FORMAT = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import task
 
 from schemas.run import Receipt
+from tasks.inputs.fingerprint import check_unchanged
 from tasks.probes.gather import GatherWork, gather_shards
 from tasks.probes.scatter import ScatterWork, scatter_rows
 from tasks.probes.validate import ValidateWork, check_written
-from tasks.store.fingerprint import check_unchanged
 
 
 @task(name="scatter")

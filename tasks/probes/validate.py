@@ -13,12 +13,12 @@ from schemas.errors import GristmillError, IntegrityError
 from schemas.probes import SHARD_SUFFIX, SPLITS, TRAIN, BuildProbeRowsConfig, ProbeSplit
 from schemas.run import Receipt, RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
-from tasks.probes.addresses import probe_hash, train_end
-from tasks.probes.arrayrecord_writer import open_records
-from tasks.probes.decoding import ProbeRecord, read_record
 from tasks.probes.identity import Identity, identify
 from tasks.probes.proof import compare
 from tasks.probes.publish import written_shards
+from tasks.probes.records.decode import ProbeRecord, read_record
+from tasks.probes.records.writer import open_records
+from tasks.probes.rows.addresses import probe_hash, train_end
 
 _SEQUENTIAL = "readahead_buffer_size:4M"
 _READ_RECORDS = 64

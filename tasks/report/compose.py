@@ -16,10 +16,10 @@ from tasks.report import sections
 from tasks.report.numbers import count
 from tasks.report.rejects import reject_tables
 from tasks.report.reuse import Reuse
-from tasks.store.drift import Drift
-from tasks.store.environment import environment, versions
-from tasks.store.layout import MANIFEST
-from tasks.store.publish import Publication
+from tasks.run.drift import Drift
+from tasks.run.environment import environment, versions
+from tasks.run.layout import MANIFEST
+from tasks.run.publish import Publication
 
 # Rows of a flow's own table; a sample may have thousands of buckets.
 _MOST_ROWS = 100

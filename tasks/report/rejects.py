@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from schemas.report import Column, Table
 from schemas.run import RowLedger
 from tasks.report.numbers import count, share
-from tasks.store.publish import Publication
+from tasks.run.publish import Publication
 
 _SAMPLES = 3
 # Reject files are read until there is a sample of every reason, but no further than this.

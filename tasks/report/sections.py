@@ -10,8 +10,8 @@ from schemas.report import Chart, Column, Lineage, Node, Series, Table
 from schemas.run import InputRecord, RowLedger
 from tasks.report.numbers import count, counted, share, size
 from tasks.report.reuse import Reuse
-from tasks.store.drift import Drift, Measure
-from tasks.store.publish import Publication
+from tasks.run.drift import Drift, Measure
+from tasks.run.publish import Publication
 
 # Files named one by one before the rest is summed up.
 _MOST_FILES = 24

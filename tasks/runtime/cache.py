@@ -28,10 +28,10 @@ from prefect.cache_policies import CachePolicy
 from prefect.context import TaskRunContext
 
 from schemas.errors import IntegrityError
+from tasks.run.receipts import Verify, check_receipt, receipt_key, record_path
 from tasks.runtime.locks import FlockManager
 from tasks.runtime.serializer import ReceiptSerializer
-from tasks.store.atomic import storage_errors
-from tasks.store.receipts import Verify, check_receipt, receipt_key, record_path
+from tasks.storage.atomic import storage_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")

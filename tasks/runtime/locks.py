@@ -31,7 +31,7 @@ from typing import Any, Self
 from prefect.locking.protocol import LockManager
 
 from schemas.errors import IntegrityError
-from tasks.store.atomic import storage_errors
+from tasks.storage.atomic import storage_errors
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1

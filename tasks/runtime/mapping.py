@@ -12,12 +12,12 @@ from prefect.futures import PrefectFuture
 
 from schemas.run import Receipt
 from tasks.report.reuse import Reuse
+from tasks.run.receipts import Verify
 from tasks.runtime.cache import bind
 from tasks.runtime.names import task_names
 from tasks.runtime.progress import ProgressArtifact, Stage
 from tasks.runtime.retries import RETRIES
 from tasks.runtime.stopping import stopping_soon
-from tasks.store.receipts import Verify
 
 # What Prefect names the state of a task whose receipt was found.
 _CACHED = "Cached"

@@ -8,13 +8,13 @@ from prefect.serializers import Serializer
 from pydantic import Field
 
 from schemas.run import Receipt
-from tasks.store.receipts import SERIALIZER_TYPE, decode_receipt, encode_receipt
+from tasks.run.receipts import SERIALIZER_TYPE, decode_receipt, encode_receipt
 
 
 class ReceiptSerializer(Serializer):
     """Receipts to JSON and back.
 
-    It has no options, so every record names the same serializer, and `tasks.store.receipts` can refuse any
+    It has no options, so every record names the same serializer, and `tasks.run.receipts` can refuse any
     other without importing Prefect. Importing this module registers it.
     """
 

@@ -9,8 +9,8 @@ from schemas.errors import InputError, IntegrityError
 from schemas.run import Receipt, RowLedger
 from schemas.sft import DatasetConfig
 from schemas.verdict import Verdict
-from tasks.sft.outline import SplitPlan
 from tasks.sft.publish import PackedSplit
+from tasks.sft.stages import SplitPlan
 
 REJECTS = "rejects.parquet"
 

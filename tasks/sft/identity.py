@@ -15,10 +15,10 @@ from schemas.canonical import canonical_hash
 from schemas.errors import ConfigError
 from schemas.run import InputRecord
 from schemas.sft import FLOW, FORMAT_VERSION, SPLITS, DatasetConfig, PackSftConfig
-from tasks.sft.tokenizer_source import TokenizerSource, find_tokenizer
-from tasks.store.fingerprint import Fingerprints
-from tasks.store.inputs import InputFile, resolve
-from tasks.store.layout import FINGERPRINTS, LATEST, RUNS, STAGES
+from tasks.inputs.files import InputFile, resolve
+from tasks.inputs.fingerprint import Fingerprints
+from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
+from tasks.sft.chat.tokenizer_source import TokenizerSource, find_tokenizer
 
 
 @dataclass(frozen=True)

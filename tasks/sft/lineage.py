@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from schemas.run import FileRecord, Receipt
 from tasks.sft.checks import REJECTS
-from tasks.sft.outline import SplitPlan
+from tasks.sft.stages import SplitPlan
 
 
 def reject_files(

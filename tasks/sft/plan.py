@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from schemas.run import Receipt, RowLedger
 from schemas.sft import Count, Overflow, PackConfig
-from tasks.sft.packing import pack
+from tasks.packing.bins import pack
+from tasks.run.layout import stage_folder
+from tasks.run.rejects import RejectWriter
 from tasks.sft.splits import in_split, repeated
 from tasks.sft.spool import Spool, open_spools
-from tasks.store.arrays import write_array
-from tasks.store.layout import stage_folder
-from tasks.store.rejects import RejectWriter
+from tasks.storage.arrays import write_array
 
 _ARRAYS = ("item_spool", "item_start", "item_length", "bin_offsets", "bin_items", "shard_bins")
 

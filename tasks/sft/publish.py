@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
 from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS, PackSftConfig
-from tasks.store.publish import Publication, json_document
+from tasks.run.publish import Publication, json_document
 
 _METADATA_KEYS = (
     "max_samples_per_bin",

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord
-from tasks.store.arrays import read_array, write_array
-from tasks.store.atomic import AtomicFile
+from tasks.storage.arrays import read_array, write_array
+from tasks.storage.atomic import AtomicFile
 
 TOKENS = "tokens.i32"
 LOSS_MASK = "loss_mask.u8"

@@ -9,13 +9,13 @@ from prefect import task
 
 from schemas.run import Receipt
 from schemas.verdict import Verdict
+from tasks.inputs.fingerprint import check_unchanged
 from tasks.sft.checks import check_totals
 from tasks.sft.plan import PlanWork, plan_packs
 from tasks.sft.publish import PackedSplit
+from tasks.sft.shards.validate import validate_shards
 from tasks.sft.tokenize import TokenizeWork, tokenize_part
-from tasks.sft.validate import validate_shards
 from tasks.sft.write import WriteWork, write_shards
-from tasks.store.fingerprint import check_unchanged
 
 
 @dataclass(frozen=True)

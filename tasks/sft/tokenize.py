@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from schemas.canonical import canonical_json
 from schemas.run import Receipt, RowLedger
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
-from tasks.sft.dialects import Conversation, normalise
-from tasks.sft.masks import Sample, samples
+from tasks.inputs.readers import RowFault, read_rows
+from tasks.inputs.segments import Segment
+from tasks.run.layout import stage_folder
+from tasks.run.rejects import RejectWriter, RowRejected
+from tasks.sft.chat.dialects import Conversation, normalise
+from tasks.sft.chat.masks import Sample, samples
+from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, load_tokenizer
+from tasks.sft.chat.tokenizer_source import TokenizerSource
 from tasks.sft.spool import Rows, SpoolWriter
-from tasks.sft.tokenizer import ChatTokenizer, Encoded, load_tokenizer
-from tasks.sft.tokenizer_source import TokenizerSource
-from tasks.store.layout import stage_folder
-from tasks.store.readers import RowFault, read_rows
-from tasks.store.rejects import RejectWriter, RowRejected
-from tasks.store.segments import Segment
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError, WorkError
-from tasks.corpus import md5
-from tasks.corpus.md5 import hash_heads, hash_rows, hash_some_rows
+from tasks.corpus.selection import md5
+from tasks.corpus.selection.md5 import hash_heads, hash_rows, hash_some_rows
 
 
 def reference(seed: int, bucket: str, path: str, rows: range) -> list[int]:

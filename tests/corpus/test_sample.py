@@ -16,7 +16,7 @@ from support import published_digests, sample_serially
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
 from tasks.corpus.inventory import take_inventory
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 
 def write_bucket(

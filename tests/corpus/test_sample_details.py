@@ -13,7 +13,7 @@ import pytest
 from support import run_serially
 
 from schemas.report import Report
-from tasks.report import steps
+from tasks import steps
 from tasks.report.compose import ReportWork, compose
 
 

@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from schemas.errors import WorkError
-from tasks.corpus import selection
-from tasks.corpus.md5 import hash_rows
-from tasks.corpus.selection import (
+from tasks.corpus.selection import cutoff as selection
+from tasks.corpus.selection.cutoff import (
     KEEP_ALL,
     KEEP_NONE,
     MAX_HASH,
@@ -34,6 +33,7 @@ from tasks.corpus.selection import (
     split_batches,
     whole_cutoff,
 )
+from tasks.corpus.selection.md5 import hash_rows
 
 SEED, BUCKET = 42, "4"
 ROW_COUNTS = [700, 0, 1, 2500, 0, 3, 999]

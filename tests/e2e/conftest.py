@@ -13,8 +13,8 @@ from egress import recorded, recording_environment
 from local import Gristmill, Local
 from playwright.sync_api import Playwright, sync_playwright
 
-from tasks.runtime.local.control import down
-from tasks.runtime.local.state import STATE_VARIABLE, State
+from tasks.server.control import down
+from tasks.server.state import STATE_VARIABLE, State
 
 ROOT = Path(__file__).resolve().parents[2]
 

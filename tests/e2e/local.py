@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.local.http import call
-from tasks.runtime.local.state import State
+from tasks.server.http import call
+from tasks.server.state import State
 
 # A run takes five seconds here, with the start of its process; loaded machines are slow.
 RUN_TIMEOUT_S = 240.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from local import Gristmill, Local
 
-from flows.registry import FLOWS
-from tasks.runtime.local.http import wait_until
+from flows.cli.registry import FLOWS
+from tasks.server.http import wait_until
 
 NAMES = [*(entry.name for entry in FLOWS), "validate"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 from local import Gristmill, Local
 
-from tasks.runtime.local.http import answers, wait_until
-from tasks.runtime.local.processes import MARK, Started, end, marked
-from tasks.runtime.local.state import STATE_VARIABLE, State
+from tasks.server.http import answers, wait_until
+from tasks.server.processes import MARK, Started, end, marked
+from tasks.server.state import STATE_VARIABLE, State
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,8 +135,8 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 def test_an_embedded_server_ends_with_its_run(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from tasks.runtime.local.embedded import EmbeddedServer;"
-        "from tasks.runtime.local.state import State; server = EmbeddedServer(State(Path(sys.argv[1])));"
+        "import sys, time; from pathlib import Path; from tasks.server.embedded import EmbeddedServer;"
+        "from tasks.server.state import State; server = EmbeddedServer(State(Path(sys.argv[1])));"
         "print(server.url, server._process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(

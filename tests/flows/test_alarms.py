@@ -15,9 +15,9 @@ import pytest
 from commands import Cli, write_config
 from support import chat, published_digests, run_serially, write_jsonl
 
-from flows.registry import FLOWS
+from flows.cli.registry import FLOWS
 from schemas.errors import ConfigError, IntegrityError
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from schemas.errors import InputError, IntegrityError
 from schemas.run import RunManifest
 from schemas.sft import PackSftConfig
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 GOOD = chat("What is 2 + 2?", "It is 4.")
 ANSWER = "It is 4.<|im_end|>"

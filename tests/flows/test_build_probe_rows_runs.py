@@ -18,7 +18,7 @@ from support import published_digests
 from workloads import ROOT, command, last_json, run_cli, save_config, succeed, temporary_files
 
 from tasks.demo.measurements import ROWS, write_measurements
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 _KILLED = -signal.SIGKILL
 
@@ -129,7 +129,7 @@ WRITING = """
 import sys
 from pathlib import Path
 import numpy as np
-from tasks.probes.arrayrecord_writer import ShardWriter
+from tasks.probes.records.writer import ShardWriter
 writer = ShardWriter(Path(sys.argv[1]), "group_size:1")
 writer.add(np.array([3]), b"one")
 print("written", flush=True)

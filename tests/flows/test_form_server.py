@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.registry import FLOWS
+from flows.cli.registry import FLOWS
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "pack-sft": {

@@ -15,8 +15,8 @@ import pytest
 from commands import Cli
 from support import chat, config_of, mill_serially, published_digests, run_serially, write_jsonl
 
-from tasks.store.prune import find_unneeded, list_runs, remove
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
+from tasks.run.prune import find_unneeded, list_runs, remove
 
 DAY_S = 86_400
 

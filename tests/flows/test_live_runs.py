@@ -24,7 +24,7 @@ from workloads import (
     temporary_files,
 )
 
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 # The promise is 10 s; starting and reporting on a loaded machine come on top.
 STOP_S = 10

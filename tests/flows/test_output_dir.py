@@ -13,7 +13,7 @@ import pytest
 from commands import Cli, small_config, write_config
 from support import chat, published_digests, write_jsonl
 
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 ROWS = [chat(f"question {number} " * 20, f"answer {number} " * 20) for number in range(60)]
 
@@ -120,13 +120,13 @@ def test_a_place_that_cannot_be_written(
 # One process meets a disk that is full after so many bytes a file; it runs the command line for each limit.
 _FULL_DISK = """
 import json, resource, sys, warnings
-import flows.launch
+import flows.cli.launch
 from commands import run_serially
-from flows.cli import main
-from tasks.sft.tokenizer import _load
+from flows.cli.main import main
+from tasks.sft.chat.tokenizer import _load
 
 warnings.simplefilter("error")
-flows.launch.run_flow = run_serially
+flows.cli.launch.run_flow = run_serially
 configs, tokenizer = json.load(sys.stdin)
 _load(tokenizer)
 for limit, config in configs:

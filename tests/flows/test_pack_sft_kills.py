@@ -26,8 +26,8 @@ from workloads import (
     temporary_files,
 )
 
-from tasks.store.runs import read_manifest
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
+from tasks.run.history import read_manifest
 
 _KILLED = -signal.SIGKILL
 

@@ -34,8 +34,8 @@ from flows.pack_sft import mill
 from schemas.errors import InputError
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
+from tasks.outputs.validate import validate_path
 from tasks.sft.identity import identify
-from tasks.validation import validate_path
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

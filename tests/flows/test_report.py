@@ -8,7 +8,7 @@ from pathlib import Path
 from commands import Cli, small_config, write_config
 from support import chat, write_jsonl
 
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 
 def test_the_summary_names_the_report(cli: Cli, small_tokenizer: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from support import published_digests, sample_serially
 
 from schemas.corpus import SampleCorpusConfig
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 ROOT = Path(__file__).resolve().parents[2]
 

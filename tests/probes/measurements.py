@@ -16,7 +16,7 @@ from support import Serial
 from schemas.probes import BuildProbeRowsConfig
 from schemas.run import RunManifest
 from tasks.probes.identity import identify
-from tasks.store.receipts import Verify
+from tasks.run.receipts import Verify
 
 ATLAS = Path(__file__).resolve().parents[3] / "shared" / "data" / "atlas"
 SCHEMA = pa.schema(

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.probes import addresses
-from tasks.probes.addresses import families, family, probe_hash, probe_hashes
+from tasks.probes.rows import addresses
+from tasks.probes.rows.addresses import families, family, probe_hash, probe_hashes
 
 
 @pytest.mark.parametrize("remembered", [0, 5, 1 << 18])

@@ -20,12 +20,12 @@ from support import published_digests
 from schemas.errors import ConfigError, InputError, IntegrityError, MissingExtraError
 from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_schema
 from schemas.run import RunManifest
-from tasks.probes import arrayrecord_writer
 from tasks.probes.identity import identify
 from tasks.probes.inventory import take_inventory
-from tasks.probes.reading import read_runs
+from tasks.probes.records import writer as arrayrecord_writer
+from tasks.probes.rows.reading import read_runs
 from tasks.probes.validate import validate_probes, validate_records
-from tasks.store.receipts import Verify
+from tasks.run.receipts import Verify
 
 
 @pytest.fixture(scope="module")

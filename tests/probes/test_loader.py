@@ -21,10 +21,10 @@ from records import measurements, random_rows, record, stream, write_records, wr
 
 from schemas.errors import ConfigError, InputError, MissingExtraError
 from schemas.probes import record_schema
-from tasks.probes import loader
-from tasks.probes.loader import Order, ProbeRowDataSource, build_probe_dataset
-from tasks.probes.sampler import ProbeRowSampler
-from tasks.probes.tokens import decode
+from tasks.probes.training import loader
+from tasks.probes.training.loader import Order, ProbeRowDataSource, build_probe_dataset
+from tasks.probes.training.sampler import ProbeRowSampler
+from tasks.probes.training.tokens import decode
 
 NUM_ROWS = 700
 Batch = dict[str, Any]

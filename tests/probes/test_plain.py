@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from records import measurements, random_rows, record
 
-from tasks.probes.plain import plain_rows
-from tasks.probes.sampler import ProbeRowSampler
+from tasks.probes.records.plain import plain_rows
+from tasks.probes.training.sampler import ProbeRowSampler
 
 
 @pytest.fixture(scope="module")

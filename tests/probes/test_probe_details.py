@@ -11,8 +11,8 @@ from measurements import build_serially, config_of, random_table
 
 from schemas.probes import TRAIN
 from schemas.report import Report
-from tasks.probes.loader import build_probe_dataset
-from tasks.report import steps
+from tasks import steps
+from tasks.probes.training.loader import build_probe_dataset
 from tasks.report.compose import ReportWork, compose
 
 

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError, StorageError, WorkError
 from schemas.probes import TEST, TRAIN, measurements_schema, record_schema
-from tasks.probes.arrayrecord_process import write_records
-from tasks.probes.arrayrecord_writer import ShardWriter, count_records
-from tasks.probes.decoding import read_record
-from tasks.probes.plan import Probes, SplitRule, cut_shards
-from tasks.probes.records import Block, block_of, cut_evenly, encode_records, measurements_bytes
+from tasks.probes.records.decode import read_record
+from tasks.probes.records.encode import Block, block_of, cut_evenly, encode_records, measurements_bytes
+from tasks.probes.records.process import write_records
+from tasks.probes.records.writer import ShardWriter, count_records
+from tasks.probes.rows.sorting import cut_ranges, stable_order, time_order
 from tasks.probes.scatter import refuse_collisions
-from tasks.probes.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.shards import Probes, SplitRule, cut_shards
 from tasks.probes.validate import validate_records
 
 SIZES = [1, 2, 3, 5, 7, 8, 9, 63, 64, 65, 1_000]

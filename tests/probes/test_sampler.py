@@ -12,9 +12,9 @@ import pytest
 from records import START_S, measurements, random_rows
 
 from schemas.errors import ConfigError, InputError
-from tasks.probes.crops import Contexts, lay_out
-from tasks.probes.sampler import FULL, NONE, PARTIAL, Drawn, ProbeRowSampler, Stream
-from tasks.probes.tokens import decode
+from tasks.probes.training.crops import Contexts, lay_out
+from tasks.probes.training.sampler import FULL, NONE, PARTIAL, Drawn, ProbeRowSampler, Stream
+from tasks.probes.training.tokens import decode
 
 FIELDS = {
     f"{side}{suffix}" for side in ("inputs", "targets") for suffix in ("", "_segmentation", "_position")

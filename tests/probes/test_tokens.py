@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from schemas.errors import InputError
-from tasks.probes.tokens import (
+from tasks.probes.training.tokens import (
     BLOCK_ORDERS,
     FIRST_BYTE,
     VOCABULARY_SIZE,

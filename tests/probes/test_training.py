@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from records import write_shards
 
-from tasks.probes.loader import build_probe_dataset
-from tasks.probes.tokens import VOCABULARY_SIZE
+from tasks.probes.training.loader import build_probe_dataset
+from tasks.probes.training.tokens import VOCABULARY_SIZE
 
 CROP = 256
 STEPS = 10

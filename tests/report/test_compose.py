@@ -12,13 +12,13 @@ from support import chat, config_of, mill_serially, published_digests, write_jso
 
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from schemas.run import FileRecord, InputRecord, RowLedger
-from tasks.report import steps
+from tasks import steps
+from tasks.outputs.validate import validate_path
 from tasks.report.compose import ReportWork, compose
 from tasks.report.reuse import Reuse
 from tasks.report.sections import lineage
-from tasks.sft.details import PackDetails
-from tasks.store.publish import Publication
-from tasks.validation import validate_path
+from tasks.run.publish import Publication
+from tasks.sft.report import PackDetails
 
 CHART = Chart("A plot", "What it shows.", "x", ("a",), (Series("s", (1.0,), ("1",)),))
 
@@ -160,7 +160,7 @@ def test_a_run_is_published_whatever_its_report_does(
     if broken == "charts":
         monkeypatch.setattr(PackDetails, "charts", fail)
     else:
-        monkeypatch.setattr("tasks.report.steps.render_page", fail)
+        monkeypatch.setattr("tasks.steps.render_page", fail)
     manifest, _ = mill_serially(config_of(tmp_path / "out", source, small_tokenizer))
 
     page = tmp_path / "out" / "latest" / "report.html"

@@ -13,10 +13,10 @@ from typing import Any
 from prefect import flow, task
 
 from schemas.run import FileRecord, Receipt
+from tasks.run.receipts import Verify
 from tasks.runtime.cache import bind
 from tasks.runtime.runners import make_runner
 from tasks.runtime.settings import run_settings
-from tasks.store.receipts import Verify
 
 STAGE = "0123456789abcdef"
 

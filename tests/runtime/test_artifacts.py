@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from support import chat, write_jsonl
 
-from flows.launch import run_flow
+from flows.cli.launch import run_flow
 from schemas.errors import IntegrityError
 from schemas.sft import PackSftConfig
-from tasks.store.receipts import Verify
+from tasks.run.receipts import Verify
 
 
 class Run:

@@ -23,10 +23,10 @@ from sample_work import STAGE, Job, content, make_all, make_all_async
 
 from schemas.errors import ConfigError, IntegrityError, StorageError
 from schemas.run import FileRecord, Receipt
+from tasks.run.receipts import Verify, load_receipt, receipt_key, save_receipt
 from tasks.runtime.cache import ReceiptPolicy, bind
 from tasks.runtime.runners import make_runner
 from tasks.runtime.settings import run_settings
-from tasks.store.receipts import Verify, load_receipt, receipt_key, save_receipt
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.local.asgi import App, loads_from_itself, repeats_when_busy
+from tasks.server.asgi import App, loads_from_itself, repeats_when_busy
 
 
 class Answers:

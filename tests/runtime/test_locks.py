@@ -20,8 +20,8 @@ import pytest
 from prefect.locking.protocol import LockManager
 
 from schemas.errors import IntegrityError, StorageError
+from tasks.run.receipts import receipt_key
 from tasks.runtime.locks import FlockManager
-from tasks.store.receipts import receipt_key
 
 KEY = receipt_key("0123456789abcdef", "pack", 3)
 LOCK_FILE = "stages/0123456789abcdef/receipts/.pack-000003.json.lock"

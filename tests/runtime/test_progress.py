@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from flows.progress import PlainProgress, showing_progress
+from flows.cli.progress import PlainProgress, showing_progress
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.runtime.progress import Stage, described
 

@@ -55,8 +55,8 @@ def test_a_task_run_is_tried_again(
 ) -> None:
     from prefect import flow, task
 
+    from tasks.run.receipts import Verify
     from tasks.runtime import mapping
-    from tasks.store.receipts import Verify
 
     monkeypatch.setitem(mapping.RETRIES, "retry_delay_seconds", [0.01] * 3)
     seen: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prefect.utilities.schema_tools import validate
 
-from flows.registry import FLOWS
+from flows.cli.registry import FLOWS
 from schemas.config import Config, dotted
 from schemas.errors import ConfigError
 from schemas.validation import ValidateConfig

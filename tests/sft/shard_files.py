@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.sft.shard import Shard
+from tasks.sft.shards.shard import Shard
 
 Row = tuple[list[int], list[int], list[int]]
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from tasks.sft.blending import blend_order, normalised
+from tasks.sft.datasets.blending import blend_order, normalised
 
 
 def deviations(weights: list[float], num_samples: int) -> np.ndarray:

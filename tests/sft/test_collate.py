@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from schemas.errors import ConfigError, InputError
-from tasks.sft.collate import Collate, StaticShape, collate
+from tasks.sft.datasets.collate import Collate, StaticShape, collate
 
 EOS = 2
 PLAIN = {"token_count", "pad_between_seqs"}

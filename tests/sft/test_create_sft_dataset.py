@@ -25,7 +25,7 @@ from tasks.sft.datasets import (
     PackedSampler,
     create_sft_dataset,
 )
-from tasks.sft.shards import find_shards
+from tasks.sft.shards.find import find_shards
 
 SIZE = 128
 

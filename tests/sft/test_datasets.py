@@ -18,7 +18,6 @@ import pytest
 from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, npy_of, random_rows
 
 from schemas.errors import ConfigError, GristmillError, InputError
-from tasks.sft import bin_access
 from tasks.sft.datasets import (
     BlendedDataset,
     MultiShardDataset,
@@ -29,6 +28,7 @@ from tasks.sft.datasets import (
     SftDataset,
     create_sft_dataset,
 )
+from tasks.sft.datasets import access as bin_access
 
 NUM_ROWS = 150
 ROWS = random_rows(NUM_ROWS, 30)

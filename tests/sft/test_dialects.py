@@ -12,8 +12,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.sft_fields import ROLES, Dialect, FieldMapping
-from tasks.sft.dialects import Conversation, normalise
-from tasks.store.rejects import RowRejected
+from tasks.run.rejects import RowRejected
+from tasks.sft.chat.dialects import Conversation, normalise
 
 DEFAULT = FieldMapping()
 USER = {"role": "user", "content": "Q"}

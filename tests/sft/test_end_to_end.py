@@ -15,7 +15,7 @@ from support import GSM8K, chat, config_of, mill_serially, write_jsonl
 from schemas.errors import IntegrityError
 from schemas.sft import PackSftConfig
 from tasks.demo.docstrings import docstring_chats
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
 
 EOS = "<｜end▁of▁sentence｜>"
 TEMPLATE = (

@@ -13,8 +13,8 @@ from sft.shard_files import Row, rows_of
 from support import chat, config_of, mill_serially, write_jsonl
 
 from schemas.sft import Count, StorageFormat
-from tasks.sft.shards import find_shards, open_shard
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
+from tasks.sft.shards.find import find_shards, open_shard
 
 STORAGE = {"shard_tokens": 2000}
 FORMATS = [storage_format.value for storage_format in StorageFormat]

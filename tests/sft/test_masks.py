@@ -14,13 +14,13 @@ from support import GSM8K
 
 from schemas.sft import TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
-from tasks.sft.dialects import Conversation
-from tasks.sft.masks import samples
-from tasks.sft.template import ChatTemplate
+from tasks.run.rejects import RowRejected
+from tasks.sft.chat.dialects import Conversation
+from tasks.sft.chat.masks import samples
+from tasks.sft.chat.template import ChatTemplate
+from tasks.sft.chat.tokenizer import ChatTokenizer, load_tokenizer
+from tasks.sft.chat.tokenizer_source import find_tokenizer
 from tasks.sft.tokenize import shifted_mask
-from tasks.sft.tokenizer import ChatTokenizer, load_tokenizer
-from tasks.sft.tokenizer_source import find_tokenizer
-from tasks.store.rejects import RowRejected
 
 DEEPSEEK = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<｜Assistant｜>"

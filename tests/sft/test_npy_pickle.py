@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from sft.shard_files import COLUMNS, foreign_npy, npy_of, random_rows, rows_of
 
-from tasks.sft.npy_shard import TRAILER
-from tasks.sft.shard import BadShardError, ShardMetadata
-from tasks.sft.shards import open_shard
+from tasks.sft.shards.find import open_shard
+from tasks.sft.shards.npy_reader import TRAILER
+from tasks.sft.shards.shard import BadShardError, ShardMetadata
 
 GOOD = {"input_ids": [5, 300, 70_000], "loss_mask": [1, 1, 0], "seq_start_id": [0, 1]}
 

@@ -13,7 +13,7 @@ from support import chat, config_of, mill_serially, write_jsonl
 
 from schemas.report import Chart, Report
 from schemas.sft import PackSftConfig
-from tasks.report import steps
+from tasks import steps
 from tasks.report.compose import ReportWork, compose
 from tasks.report.histogram import even_classes, fill_classes
 from tasks.sft.view import load_decoder
@@ -66,7 +66,7 @@ def test_histograms_count_what_is_in_the_shards(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.sft.details._BLOCK_ITEMS", block)
+    monkeypatch.setattr("tasks.sft.report._BLOCK_ITEMS", block)
     splits = {"train": 0.8, "valid": 0.2, "test": 0}
     config = config_of(tmp_path, source, small_tokenizer, pack=pack, splits=splits)
 

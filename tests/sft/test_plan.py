@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.sft import PackConfig, SplitsConfig, StorageConfig
-from tasks.sft.packed import PackPlan, gather
-from tasks.sft.parquet_writer import ParquetShardWriter
+from tasks.run.layout import stage_folder
+from tasks.sft.gather import PackPlan, gather
 from tasks.sft.plan import PlanWork, longest_stored, plan_packs
-from tasks.sft.shard import ShardMetadata
+from tasks.sft.shards.parquet_writer import ParquetShardWriter
+from tasks.sft.shards.shard import ShardMetadata
+from tasks.sft.shards.validate import validate_shard
 from tasks.sft.splits import in_split, repeated, unit_hash
 from tasks.sft.spool import Rows, Spool, SpoolWriter
-from tasks.sft.validate import validate_shard
 from tasks.sft.write import WriteWork, write_shards
-from tasks.store.layout import stage_folder
 
 Sequence = tuple[list[int], list[int]]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from tasks.sft.sample_order import PADDING, EpochOrder, SampleMapping, Share
+from tasks.sft.datasets.order import PADDING, EpochOrder, SampleMapping, Share
 
 
 def groups(*sizes: int) -> np.ndarray:

@@ -15,8 +15,8 @@ import pytest
 from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, random_rows, rows_of
 
 from schemas.errors import ConfigError
-from tasks.sft.shard import BadShardError, ShardMetadata
-from tasks.sft.shards import find_shards, open_shard
+from tasks.sft.shards.find import find_shards, open_shard
+from tasks.sft.shards.shard import BadShardError, ShardMetadata
 
 WRITERS: dict[str, Callable[[Path, list[Row]], Path]] = {
     "parquet": lambda folder, rows: foreign_parquet(folder / "shard.parquet", rows),

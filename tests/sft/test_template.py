@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError
-from tasks.sft.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate
-from tasks.store.rejects import RowRejected
+from tasks.run.rejects import RowRejected
+from tasks.sft.chat.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate
 
 PAIR = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

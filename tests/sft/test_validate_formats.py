@@ -13,11 +13,11 @@ import pytest
 from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, npy_of, random_rows
 from sft.test_writers import METADATA, bins_of
 
-from flows.cli import main
+from flows.cli.main import main
 from schemas.sft import StorageConfig, StorageFormat
-from tasks.sft.shard import ShardMetadata
-from tasks.sft.writers import SUFFIXES, open_writer
-from tasks.validation import validate_path
+from tasks.outputs.validate import validate_path
+from tasks.sft.shards.shard import ShardMetadata
+from tasks.sft.shards.writers import SUFFIXES, open_writer
 
 GOOD: Row = ([5, 6, 7, 8, 9], [0, 1, 0, 1, 0], [0, 3])
 

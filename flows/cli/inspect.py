@@ -1,0 +1,64 @@
+"""The command `inspect`: what an output holds, in a terminal or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from flows.cli.rendering import make_console, print_chart, print_facts, print_sample, print_table, printable
+from schemas.inspection import Answer, Inspection
+from schemas.report import Column, Table
+
+# Rows of an answer that a terminal shows.
+_MOST_ROWS = 100
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    from tasks.outputs.inspect import inspect_path, query_path
+
+    path = Path(options.path)
+    if options.sql is not None:
+        print_answer(query_path(path, options.sql, None if options.json else _MOST_ROWS), options.json)
+    else:
+        tokenizer = Path(options.tokenizer) if options.tokenizer else None
+        print_inspection(inspect_path(path, options.rows, options.first, tokenizer), options.json)
+    return 0
+
+
+def print_inspection(inspection: Inspection, as_json: bool) -> None:
+    """All parts, in the order they are read."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(inspection)))
+        return
+    console = make_console()
+    console.print(f"{printable(inspection.path)}: {inspection.kind}", markup=False, soft_wrap=True)
+    print_facts(console, inspection.facts)
+    for table in inspection.tables:
+        print_table(console, table)
+    for chart in inspection.charts:
+        print_chart(console, chart)
+    for sample in inspection.samples:
+        print_sample(console, sample)
+
+
+def print_answer(answer: Answer, as_json: bool) -> None:
+    """The rows of a query."""
+    if as_json:
+        print(json.dumps({"columns": answer.columns, "rows": answer.rows}, default=str))
+        return
+    columns = tuple(
+        Column(name, all(isinstance(row[place], int | float) for row in answer.rows))
+        for place, name in enumerate(answer.columns)
+    )
+    rows = tuple(tuple(_cell(value) for value in row) for row in answer.rows)
+    note = f"the first {len(rows)} rows; all with --json" if answer.more else f"{len(rows)} rows"
+    print_table(make_console(), Table("Answer", columns, rows, note))
+
+
+def _cell(value: Any) -> str:
+    text = "NULL" if value is None else str(value)
+    return text if len(text) <= 400 else f"{text[:400]}…"

@@ -1,0 +1,199 @@
+"""The command line. Prefect, Arrow and numpy are imported only by the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flows.cli import housekeeping, server
+from flows.cli.configs import load_config
+from flows.cli.registry import FLOWS, run_or_find
+from flows.cli.summary import print_error, print_summary
+from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
+from tasks.run.receipts import Verify
+
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(f"{message}; see: {self.prog} --help", code="usage")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    debug = "--debug" in arguments
+    try:
+        options = _parser().parse_args(arguments)
+        logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+        logging.getLogger("gristmill").setLevel(logging.DEBUG if debug else logging.INFO)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_not_of_progress)
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except KeyboardInterrupt:
+        print("gristmill: interrupted; run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    except GristmillError as error:
+        _trace(debug)
+        print_error(error, as_json)
+        return error.exit_code
+    except Exception as error:
+        _trace(debug)
+        hint = "" if debug else "; run again with --debug for the traceback"
+        print_error(WorkError(f"{type(error).__name__}: {error}{hint}", code="internal"), as_json)
+        return WorkError.exit_code
+
+
+def _not_of_progress(record: logging.LogRecord) -> bool:
+    """Lines about single tasks are for the run's page: the terminal has bars."""
+    return record.name != "gristmill.progress"
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="gristmill", description="Raw corpora to training-ready data.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    common = _Parser(add_help=False)
+    common.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of stdout"
+    )
+    common.add_argument("--debug", action="store_true", help="print tracebacks")
+    for flow in FLOWS:
+        command = commands.add_parser(flow.name, parents=[common, _run_options()], help=flow.summary)
+        command.set_defaults(run=_run, flow=flow)
+    validate = commands.add_parser(
+        "validate", parents=[common], help="check a run, a folder of shards or a file"
+    )
+    validate.add_argument("path", metavar="PATH")
+    validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
+    validate.set_defaults(run=_validate)
+    convert = commands.add_parser(
+        "convert", parents=[common], help="packed shards from one storage format to another"
+    )
+    convert.add_argument("source", metavar="SRC", help="a shard, a folder of shards, or a run")
+    convert.add_argument("target", metavar="DST", help="a shard or a folder that is not there yet")
+    convert.add_argument(
+        "--to", choices=("parquet", "memmap", "npy"), help="the format; a suffix of DST says it too"
+    )
+    convert.set_defaults(run=_convert)
+    look = commands.add_parser(
+        "inspect", parents=[common], help="look at a run, a folder of shards, a file or a tokenizer"
+    )
+    look.add_argument("path", metavar="PATH")
+    look.add_argument("--rows", type=int, default=0, metavar="N", help="show N bins, records or documents")
+    look.add_argument("--first", type=int, default=0, metavar="K", help="begin with number K, from 0")
+    look.add_argument("--tokenizer", metavar="DIR", help="show packed bins as text")
+    look.add_argument("--sql", metavar="QUERY", help="a SELECT over bins, measurements, documents or rejects")
+    look.set_defaults(run=_inspect)
+    demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
+    demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
+    demo.set_defaults(run=_demo)
+    housekeeping.add_commands(commands, common)
+    server.add_commands(commands, common)
+    return parser
+
+
+def _run_options() -> _Parser:
+    options = _Parser(add_help=False)
+    options.add_argument("config", metavar="CONFIG", help="a YAML file")
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="overrides",
+        help="override a config field",
+    )
+    options.add_argument("--output-dir", metavar="DIR", help="override output_dir")
+    options.add_argument("--runner", choices=("threads", "processes"), default="threads")
+    options.add_argument("--workers", type=int, metavar="N", help="tasks run at once")
+    options.add_argument(
+        "--address",
+        metavar="URL",
+        help="API of the Prefect server to use; else the configured one, the one of `up`, or an embedded one",
+    )
+    options.add_argument(
+        "--verify",
+        type=Verify,
+        choices=list(Verify),
+        default=Verify.SIZE,
+        help="how cached results are checked",
+    )
+    options.add_argument("--force", action="store_true", help="do every step again, whatever is cached")
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    raw = load_config(options.config, options.overrides)
+    if options.output_dir is not None:
+        raw["output_dir"] = options.output_dir
+    if options.workers is not None:
+        raw["workers"] = options.workers
+    config = options.flow.parse(raw)
+    summary = run_or_find(
+        options.flow, config, options.runner, options.verify, options.force, options.address
+    )
+    print_summary(summary, options.json)
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from tasks.outputs.validate import validate_path
+
+    verdict = validate_path(Path(options.path), full=options.level == "full")
+    if options.json:
+        print(json.dumps({"ok": verdict.ok, **verdict.model_dump(mode="json")}))
+    else:
+        counts = ", ".join(f"{value:,} {name}" for name, value in verdict.counts.items())
+        print(f"{verdict.path}: {verdict.kind}, {counts}")
+        for fault in verdict.faults:
+            times = f" ({fault.count:,} rows)" if fault.count > 1 else ""
+            print(f"  {fault.level}: {fault.where}: {fault.rule}: {fault.detail}{times}")
+        print("valid" if verdict.ok else "NOT VALID")
+    return 0 if verdict.ok else IntegrityError.exit_code
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from flows.cli.inspect import inspect
+
+    return inspect(options)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from flows.cli.convert import print_conversion
+    from schemas.sft import StorageFormat
+    from tasks.outputs.convert import convert_shards
+
+    to = StorageFormat(options.to) if options.to else None
+    print_conversion(convert_shards(Path(options.source), Path(options.target), to), options.json)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from flows.cli.demo import run_demo
+
+    return run_demo(Path(options.output_dir), options.json)
+
+
+def terminate(signum: int, frame: object) -> None:
+    """SIGTERM as an interrupt: the run stops between files and can be resumed."""
+    raise KeyboardInterrupt
+
+
+def entry() -> int:
+    """`main` for a process of its own: SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, terminate)
+    return main()

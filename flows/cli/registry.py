@@ -1,0 +1,114 @@
+"""The flows a user can start, and how a complete run of one is found without starting it.
+
+Configurations and identities are named by module and imported when needed: `--help` pays for none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.cli.summary import Summary
+from schemas.config import Config
+from tasks.run.receipts import Verify
+
+
+@dataclass(frozen=True)
+class FlowEntry:
+    """One flow.
+
+    Attributes:
+        name: the command.
+        summary: one line of help.
+        schema: module with `FLOW` and `PUBLISHED`, and in it `config` the name of the configuration model.
+        identity: module with `identify(config)`.
+        module: name of the flow's module in `flows`, and of the flow in it.
+    """
+
+    name: str
+    summary: str
+    schema: str
+    config: str
+    identity: str
+    module: str
+
+    def parse(self, raw: Any) -> Any:
+        """The validated configuration.
+
+        Raises:
+            ConfigError: naming the field, its value, and what is allowed.
+        """
+        model: type[Config] = getattr(importlib.import_module(self.schema), self.config)
+        return model.parse(raw)
+
+
+PACK_SFT = FlowEntry(
+    name="pack-sft",
+    summary="chat data to packed shards",
+    schema="schemas.sft",
+    config="PackSftConfig",
+    identity="tasks.sft.identity",
+    module="pack_sft",
+)
+SAMPLE_CORPUS = FlowEntry(
+    name="sample-corpus",
+    summary="an exact, seeded sample of bucketed Parquet corpora",
+    schema="schemas.corpus",
+    config="SampleCorpusConfig",
+    identity="tasks.corpus.identity",
+    module="sample_corpus",
+)
+TRAIN_TOKENIZER = FlowEntry(
+    name="train-tokenizer",
+    summary="a byte-level BPE tokenizer trained on a sample",
+    schema="schemas.tokenizer",
+    config="TrainTokenizerConfig",
+    identity="tasks.tokenizer.identity",
+    module="train_tokenizer",
+)
+BUILD_PROBE_ROWS = FlowEntry(
+    name="build-probe-rows",
+    summary="network measurements to one ArrayRecord record per probe",
+    schema="schemas.probes",
+    config="BuildProbeRowsConfig",
+    identity="tasks.probes.identity",
+    module="build_probe_rows",
+)
+FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
+
+
+def run_or_find(
+    entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool, address: str | None = None
+) -> Summary:
+    """Run a flow, or find its complete run; Prefect is imported only if there is something to do.
+
+    Args:
+        config: as `entry.parse` returns it.
+        runner: `threads` or `processes`.
+        verify: how closely published files and cached results are checked.
+        force: run although a complete run is there.
+        address: the Prefect server to use; else the configured, the running or an embedded one.
+    """
+    from tasks.run.history import completed_run
+    from tasks.run.layout import claim, run_folder
+    from tasks.run.publish import point_latest
+
+    started = time.monotonic()
+    schema = importlib.import_module(entry.schema)
+    root = Path(config.output_dir)
+    claim(root, schema.FLOW, schema.PUBLISHED)
+    run_hash = importlib.import_module(entry.identity).identify(config).run_hash
+    manifest = None if force else completed_run(root, run_hash, verify)
+    cached = manifest is not None
+    if manifest is None:
+        from flows.cli.launch import run_flow
+
+        manifest = run_flow(
+            entry.module, runner, config.workers, address, config=config, verify=verify, force=force
+        )
+    else:
+        point_latest(root, run_hash, schema.PUBLISHED)
+    return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)

@@ -1,0 +1,61 @@
+"""`gristmill up`, `status` and `down`: the local server from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.server.control import Status
+
+log = logging.getLogger("gristmill")
+
+NOT_RUNNING = 1
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the three commands to a parser's."""
+    up = commands.add_parser(
+        "up", parents=[common], help="start a local Prefect server with its UI, a worker and the deployments"
+    )
+    up.add_argument("--port", type=int, metavar="N", help="of a new server; else 4200, or any that is free")
+    up.set_defaults(run=_up)
+    seen = commands.add_parser(
+        "status", parents=[common], help="say what of it runs; exit code 1 if not all does"
+    )
+    seen.set_defaults(run=_status)
+    down = commands.add_parser("down", parents=[common], help="end it; its database stays")
+    down.set_defaults(run=_down)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from tasks.server.control import up
+    from tasks.server.state import State
+
+    return _report(up(State.of_user(), options.port, log.info), options.json)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from tasks.server.control import status
+    from tasks.server.state import State
+
+    return _report(status(State.of_user()), options.json)
+
+
+def _down(options: argparse.Namespace) -> int:
+    from tasks.server.control import down
+    from tasks.server.state import State
+
+    ended = down(State.of_user())
+    if options.json:
+        print(json.dumps({"ended": ended}))
+    else:
+        print(f"ended {ended} processes" if ended else "nothing was running")
+    return 0
+
+
+def _report(status: Status, as_json: bool) -> int:
+    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines()))
+    return 0 if status.ok else NOT_RUNNING

@@ -1,0 +1,104 @@
+"""What a finished run prints: a table for people, one JSON line for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import GristmillError
+from schemas.run import RunManifest
+from tasks.run.layout import REPORT_PAGE
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run as the command line reports it."""
+
+    manifest: RunManifest
+    run_dir: str
+    cached: bool
+    seconds: float
+
+    @property
+    def report(self) -> str | None:
+        """The page about the run; a run whose report failed, or one of an earlier version, has none."""
+        page = Path(self.run_dir, REPORT_PAGE)
+        return str(page) if page.is_file() else None
+
+    def as_dict(self) -> dict[str, Any]:
+        manifest, ledger = self.manifest, self.manifest.ledger
+        # Whole numbers only: what is told by split or bucket stays in the manifest.
+        totals = {name: value for name, value in manifest.statistics.items() if isinstance(value, int)}
+        return {
+            "flow": manifest.flow,
+            "run_hash": manifest.run_hash,
+            "run_dir": self.run_dir,
+            "report": self.report,
+            "cached": self.cached,
+            "seconds": round(self.seconds, 3),
+            "stats": {
+                "rows_in": ledger.rows_in,
+                "rows_out": ledger.rows_used,
+                "not_selected": ledger.not_selected,
+                "filtered": ledger.filtered,
+                "duplicates": ledger.duplicates,
+                "rejected": ledger.rejected,
+                **totals,
+            },
+            "outputs": [record.model_dump() for record in manifest.outputs],
+        }
+
+    def lines(self) -> list[str]:
+        """The summary as plain lines."""
+        ledger = self.manifest.ledger
+        out = [
+            f"{self.manifest.flow}: {'cached' if self.cached else 'done'} in {self.seconds:.1f} s",
+            f"  rows       {ledger.rows_in:,} in, {ledger.rows_used:,} used, {ledger.filtered:,} filtered, "
+            f"{ledger.duplicates:,} duplicates, {ledger.rows_rejected:,} rejected",
+        ]
+        out += [f"  rejected   {rows:,} x {reason}" for reason, rows in ledger.rejected.items()]
+        for split, datasets in self.manifest.statistics.get("splits", {}).items():
+            for name, counts in datasets.items():
+                out.append(
+                    f"  {split:<10} {name}: {counts['sequences']:,} sequences in {counts['bins']:,} bins of "
+                    f"{counts['pack_size']:,}, {counts['packing_efficiency']:.2f}% full, "
+                    f"{counts['tokens']:,} tokens, {counts['trained_tokens']:,} trained"
+                )
+        for bucket in self.manifest.statistics.get("buckets", []):
+            out.append(
+                f"  {bucket['source']}/{bucket['bucket']}: {bucket['sampled']:,} of {bucket['requested']:,}, "
+                f"from {bucket['rows']:,} rows, {bucket['text_bytes']:,} bytes of text in {bucket['shards']} shards"
+            )
+        for bucket in self.manifest.statistics.get("bytes_per_token", []):
+            out.append(
+                f"  {bucket['bucket']}: {bucket['bytes_per_token']} bytes per token on "
+                f"{bucket['held_out_rows']:,} held-out rows, trained on {bucket['trained_rows']:,}"
+            )
+        for split, counts in self.manifest.statistics.get("probe_splits", {}).items():
+            out.append(
+                f"  {split:<10} {counts['measurements']:,} measurements of {counts['probes']:,} probes in "
+                f"{counts['records']:,} records, {counts['failed_share']:.1%} failed, {counts['ipv6_share']:.1%} IPv6"
+            )
+        out.append(f"  run        {self.run_dir}")
+        if self.report is not None:
+            out.append(f"  report     {self.report}")
+        return out
+
+
+def print_summary(summary: Summary, as_json: bool) -> None:
+    """Print the summary to stdout; with `as_json` the last line is one JSON object."""
+    if as_json:
+        print(json.dumps(summary.as_dict()))
+    else:
+        print(os.linesep.join(summary.lines()))
+
+
+def print_error(error: GristmillError, as_json: bool) -> None:
+    """Print one readable message to stderr, and the JSON object to stdout if asked for."""
+    print(f"gristmill: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": error.as_dict()}))

@@ -1,0 +1,1 @@
+"""Which documents a sample holds: hashes of row ids, the cutoff, the shards."""

@@ -1,0 +1,187 @@
+"""The work of a sample-corpus run, stage by stage, and the hashes that key each stage.
+
+screen (only where needed) -> select, a bucket each -> write, a shard each. A shard's key holds its own pieces, its
+cutoff and the writer's options, so a new count or file re-makes only what that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.canonical import canonical_hash
+from schemas.corpus import FORMAT_VERSION, SampleCorpusConfig
+from schemas.run import Receipt
+from tasks.corpus.cut import ShardPlan, cut_shards, shard_bytes_for
+from tasks.corpus.inventory import Bucket, SourceFile
+from tasks.corpus.screen import ScreenWork, bitmap_name
+from tasks.corpus.select import SELECTED, Eligibility, SelectWork, kept_rows
+from tasks.corpus.selection.cutoff import KEEP_ALL, Cutoff, IdRange
+from tasks.corpus.write import WriteWork
+from tasks.run.layout import stage_folder
+from tasks.storage.arrays import read_array
+
+_MAX_WRITE_TASKS = 128
+_SCREEN_ROWS = 2_000_000
+
+
+def _key(step: str, **fields: object) -> str:
+    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
+
+
+def _root(config: SampleCorpusConfig) -> str:
+    return str(Path(config.output_dir).absolute())
+
+
+def screen_works(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenWork]]:
+    """For each bucket, the files whose texts must be looked at before selection, in groups of about 2 M rows."""
+    return [_screen_bucket(config, bucket) for bucket in buckets]
+
+
+def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWork]:
+    groups: list[list[SourceFile]] = []
+    rows = _SCREEN_ROWS
+    for file in bucket.files:
+        if not (config.filters_length or file.may_hold_nulls):
+            continue
+        if rows >= _SCREEN_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(file)
+        rows += file.rows
+    text = bucket.inputs.dataset.text
+    bounds = {"min_characters": config.min_characters, "max_characters": config.max_characters}
+    return [
+        ScreenWork(
+            output_dir=_root(config),
+            stage=_key("screen", text=text, files=[[file.name, file.digest] for file in files], **bounds),
+            files=tuple(files),
+            text=text,
+            min_characters=config.min_characters,
+            max_characters=config.max_characters,
+            label=bucket.label,
+        )
+        for files in groups
+    ]
+
+
+def select_work(
+    config: SampleCorpusConfig, bucket: Bucket, screens: Sequence[ScreenWork], screened: Sequence[Receipt]
+) -> SelectWork:
+    """The selection of one bucket.
+
+    Args:
+        screens, screened: the bucket's screen works and their receipts.
+    """
+    root = Path(_root(config))
+    bitmaps = {
+        file.name: str(stage_folder(root, screen.stage) / bitmap_name(position))
+        for screen in screens
+        for position, file in enumerate(screen.files)
+    }
+    barred = sum(r.ledger.rows_in - r.ledger.rows_used for r in screened if r.ledger is not None)
+    return SelectWork(
+        output_dir=str(root),
+        stage=_key(
+            "select",
+            seed=config.random_seed,
+            bucket=bucket.inputs.bucket,
+            files=[[file.name, file.digest] for file in bucket.files],
+            screens=[screen.stage for screen in screens],
+            count=bucket.inputs.count,
+        ),
+        seed=config.random_seed,
+        bucket=bucket.inputs.bucket,
+        files=bucket.files,
+        bitmaps=tuple(bitmaps.get(file.name, "") for file in bucket.files),
+        count=bucket.inputs.count,
+        eligible=bucket.rows - barred,
+        workers=config.workers,
+        label=bucket.label,
+    )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A bucket with its cutoff and its shards."""
+
+    bucket: Bucket
+    work: SelectWork
+    receipt: Receipt
+    cutoff: Cutoff
+    shards: tuple[ShardPlan, ...]
+
+
+def plan_shards(
+    config: SampleCorpusConfig,
+    buckets: Sequence[Bucket],
+    selects: Sequence[SelectWork],
+    receipts: Sequence[Receipt],
+) -> list[Selection]:
+    """Cut every bucket's selection into shards."""
+    shard_bytes = shard_bytes_for(sum(g.bytes for b in buckets for f in b.files for g in f.groups))
+    found = []
+    for bucket, work, receipt in zip(buckets, selects, receipts, strict=True):
+        cutoff = Cutoff(*receipt.statistics["cutoff"])
+        shards = _cut_bucket(config, work, cutoff, shard_bytes)
+        found.append(Selection(bucket, work, receipt, cutoff, tuple(shards)))
+    return found
+
+
+def _cut_bucket(
+    config: SampleCorpusConfig, work: SelectWork, cutoff: Cutoff, shard_bytes: int
+) -> list[ShardPlan]:
+    selected = read_array(stage_folder(Path(work.output_dir), work.stage) / SELECTED)
+    eligible = Eligibility(dict(enumerate(work.bitmaps)))
+
+    def kept(file: int, start: int, stop: int):  # type: ignore[no-untyped-def]
+        name = work.files[file].name
+        return kept_rows(work.seed, work.bucket, name, IdRange(file, start, stop), cutoff, eligible)
+
+    return cut_shards(work.files, work.bitmaps, selected, config.max_rows, shard_bytes, kept)
+
+
+def write_works(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteWork]]:
+    """For each bucket its shards, in at most about 128 tasks over all buckets."""
+    batch = -(-sum(len(selection.shards) for selection in selections) // _MAX_WRITE_TASKS) or 1
+    return [
+        [
+            _write_work(config, selection, selection.shards[first : first + batch])
+            for first in range(0, len(selection.shards), batch)
+        ]
+        for selection in selections
+    ]
+
+
+def _write_work(config: SampleCorpusConfig, selection: Selection, shards: tuple[ShardPlan, ...]) -> WriteWork:
+    dataset = selection.bucket.inputs.dataset
+    bucket = selection.bucket.inputs.bucket
+    options = config.hash_fields(["compression", "compression_level", "min_characters", "max_characters"])
+    # Which rows a kept-all bucket gives does not depend on the seed.
+    rule = "all" if selection.cutoff == KEEP_ALL else [config.random_seed, bucket, *selection.cutoff]
+    pieces = [
+        [[p.name, p.digest, p.file, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]
+        if selection.cutoff != KEEP_ALL
+        else [[p.digest, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]
+        for shard in shards
+    ]
+    return WriteWork(
+        output_dir=_root(config),
+        stage=_key(
+            "write",
+            pieces=pieces,
+            rule=rule,
+            columns=[dataset.name, bucket, dataset.text, list(dataset.keep_columns)],
+            options=options,
+        ),
+        shards=shards,
+        seed=config.random_seed,
+        bucket=bucket,
+        dataset=dataset.name,
+        text=dataset.text,
+        keep_columns=dataset.keep_columns,
+        cutoff=selection.cutoff,
+        compression=config.compression,
+        compression_level=config.compression_level,
+    )

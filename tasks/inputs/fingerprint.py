@@ -1,0 +1,118 @@
+"""Content digests of input files, memoised by path, inode, size, mtime and ctime.
+
+The memo lives in the output directory, so a re-run of an unchanged configuration reads no input at all.
+A file modified less than two seconds before it was hashed is not remembered: within the granularity of the
+file system's clock it could change again without its times changing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from schemas.errors import InputError
+from tasks.storage.atomic import write_file
+
+_SETTLED_NS = 2_000_000_000
+
+
+def _identity(path: Path) -> list[int]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise InputError(
+            f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
+        ) from error
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hex digits.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
+        ) from error
+
+
+class Fingerprints:
+    """The digests of a run's inputs, and whether they still hold.
+
+    Args:
+        memo: the memo file; absent or unreadable means an empty memo.
+    """
+
+    def __init__(self, memo: Path) -> None:
+        self._memo_path = memo
+        self._known: dict[str, list[int | str]] = {}
+        self._seen: dict[Path, list[int]] = {}
+        self._dirty = False
+        with contextlib.suppress(OSError, ValueError):
+            loaded = json.loads(memo.read_bytes())
+            if isinstance(loaded, dict):
+                self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
+
+    def digests(self, paths: Iterable[Path]) -> list[str]:
+        """The SHA-256 of each path, hashing only what is not remembered, on a few threads.
+
+        Raises:
+            InputError: a file is missing or unreadable.
+        """
+        paths = list(paths)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return list(pool.map(self._digest, paths)) if len(paths) > 1 else [self._digest(p) for p in paths]
+
+    def _digest(self, path: Path) -> str:
+        key = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links and merge two names
+        identity = _identity(path)
+        self._seen[path] = identity
+        known = self._known.get(key)
+        if known is not None and known[:4] == identity:
+            return str(known[4])
+        digest = sha256_of(path)
+        if time.time_ns() - max(identity[2], identity[3]) > _SETTLED_NS:
+            self._known[key] = [*identity, digest]
+            self._dirty = True
+        return digest
+
+    def save(self) -> None:
+        """Write the memo, if it learned something."""
+        if self._dirty:
+            write_file(self._memo_path, json.dumps(self._known, sort_keys=True).encode())
+            self._dirty = False
+
+    def identities(self) -> dict[str, list[int]]:
+        """What every input looked like when it was hashed, to be checked again before publishing."""
+        return {str(path): identity for path, identity in self._seen.items()}
+
+
+def _is_memo(known: object) -> bool:
+    return isinstance(known, list) and len(known) == 5 and isinstance(known[4], str)
+
+
+def check_unchanged(identities: Mapping[str, list[int]]) -> None:
+    """Fail when an input changed since it was hashed.
+
+    Raises:
+        InputError: naming the first file that changed.
+    """
+    for path, identity in identities.items():
+        # Compare inode, size and mtime; ctime also changes when somebody adds a hard link.
+        if _identity(Path(path))[:3] != identity[:3]:
+            raise InputError(
+                "this input changed while the run was reading it; nothing was published, run again",
+                code="input_changed",
+                where=path,
+            )

@@ -1,0 +1,254 @@
+"""Rows of a segment, each with its number in the file, in batches of bounded memory.
+
+A row that cannot be read is not lost: it comes as a `RowFault` under its own number. A file that cannot be
+read stops the run with an `InputError`.
+
+JSONL. Rows are physical lines counted from 0; blank lines are no rows but count. CRLF and a byte order mark
+at the start of the file are accepted, and a last line without a newline is a row. Parsing is orjson's, which
+is strict: NaN and Infinity are `invalid_json`. Whole numbers beyond 64 bits become floats, as in every
+reader whose numbers are doubles. Why a line failed is found out afterwards with the standard library.
+A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being held in memory.
+
+Compressed JSONL. Several gzip members or zstd frames after each other are one text. Arrow's stream reports a
+file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file, nor
+can a flipped byte in a zstd frame that was written without a checksum.
+
+Parquet. Values become plain JSON (see arrow_values.py). Strings that are not UTF-8, which Arrow does not check,
+are `invalid_utf8` for their row alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from tasks.inputs.arrow_values import table_rows
+from tasks.inputs.segments import Segment
+
+BATCH_ROWS = 256
+# A batch is also full when the lines read since the last one hold this much, so memory stays bounded.
+BATCH_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 18
+MAX_LINE_BYTES = 64 << 20
+
+_BOM = b"\xef\xbb\xbf"
+_CODECS = {"jsonl.gz": "gzip", "jsonl.zst": "zstd"}
+_BLANK = object()
+# Stands for a line that was skipped; no line holds a newline.
+_OVERLONG = b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why a row has no value: a reason for the ledger and a detail for people."""
+
+    reason: str
+    detail: str
+
+
+RawRow = tuple[int, dict[str, Any] | RowFault]
+
+
+def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterator[list[RawRow]]:
+    """The rows of `segment` in file order, in batches of up to 256.
+
+    Args:
+        segment: what to read.
+        columns: the columns to read of a Parquet file, as far as it has them; JSONL rows are read whole.
+
+    Raises:
+        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_parquet`, with the
+            file's name.
+    """
+    if segment.format == "parquet":
+        return _parquet_rows(segment, columns)
+    chunks = _file_chunks(segment) if segment.format == "jsonl" else _decompressed_chunks(segment)
+    return _parsed(_lines(chunks), segment.first_row)
+
+
+def _file_chunks(segment: Segment) -> Iterator[bytes]:
+    remaining = segment.stop - segment.start
+    try:
+        with open(segment.path, "rb", buffering=0) as source:  # noqa: PTH123 - `path` is a string
+            source.seek(segment.start)
+            while remaining > 0 and (chunk := source.read(min(CHUNK_BYTES, remaining))):
+                remaining -= len(chunk)
+                yield chunk
+    except OSError as error:
+        _unreadable(segment, error)
+
+
+def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
+    codec = _CODECS[segment.format]
+    try:
+        source = pa.OSFile(segment.path)
+    except OSError as error:
+        _unreadable(segment, error)
+    with source:
+        try:
+            if source.size() == 0:
+                _truncated(segment, "the file is empty, and no compressed text is")
+            with pa.CompressedInputStream(source, codec) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            if error.errno is not None:
+                _unreadable(segment, error)
+            # Arrow has one exception for both; that this is its text is held by the tests.
+            if "Truncated" in str(error):
+                _truncated(segment, "the compressed text breaks off")
+            raise InputError(
+                f"the compressed text is damaged ({error}); fetch or compress the file again",
+                code=f"bad_{codec}",
+                where=segment.path,
+            ) from error
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """The lines that end in each chunk, without their newline; `_OVERLONG` for one that is too long."""
+    pieces: list[bytes] = []
+    held = 0
+    for chunk in chunks:
+        lines = chunk.split(b"\n")
+        if held <= MAX_LINE_BYTES:
+            pieces.append(lines[0])
+        held += len(lines[0])
+        if len(lines) == 1:
+            continue
+        lines[0] = b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG
+        pieces = [lines.pop()]
+        held = len(pieces[0])
+        yield lines
+    if held:
+        yield [b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG]
+
+
+def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
+    loads = orjson.loads
+    batch: list[RawRow] = []
+    batch_bytes = 0
+    for lines in blocks:
+        for line in lines:
+            if line:
+                try:
+                    value = loads(line)
+                except orjson.JSONDecodeError as error:
+                    value = _diagnose(line, row, error)
+                if type(value) is dict:
+                    batch.append((row, value))
+                elif value is not _BLANK:
+                    batch.append((row, value if type(value) is RowFault else _not_an_object(value)))
+                if len(batch) == BATCH_ROWS:
+                    yield batch
+                    batch, batch_bytes = [], 0
+            row += 1
+        batch_bytes += sum(map(len, lines))
+        if batch and batch_bytes >= BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _diagnose(line: bytes, row: int, error: orjson.JSONDecodeError) -> Any:
+    """What a line is that orjson refused: a value, blank, or a fault with its reason."""
+    if line == _OVERLONG:
+        return RowFault("line_too_long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
+    if row == 0 and line.startswith(_BOM):
+        line = line.removeprefix(_BOM)
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError as second:
+            error = second
+    if not line.strip():
+        return _BLANK
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as fault:
+        byte = line[fault.start]
+        return RowFault(
+            "invalid_utf8", f"byte 0x{byte:02x} at byte {fault.start} of the line: {fault.reason}"
+        )
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=str)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return RowFault("lone_surrogate", "an escape such as \\ud800 is half of a UTF-16 pair")
+    except RecursionError:
+        return RowFault("invalid_json", "nested too deeply")
+    except ValueError as fault:
+        return RowFault("invalid_json", str(fault))
+    return RowFault("invalid_json", str(error))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _not_an_object(value: Any) -> RowFault:
+    kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(
+        type(value), "a number"
+    )
+    return RowFault("not_an_object", f"the line is {kind}, not an object")
+
+
+def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[list[RawRow]]:
+    row = segment.first_row
+    try:
+        # Buffered reads instead of whole column chunks: a row group of any size takes the same memory.
+        with (
+            open(segment.path, "rb") as source,  # noqa: PTH123 - `path` is a string
+            pq.ParquetFile(
+                source, buffer_size=CHUNK_BYTES, pre_buffer=False, page_checksum_verification=True
+            ) as file,
+        ):
+            names = file.schema_arrow.names
+            groups = range(segment.start, segment.stop)
+            end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
+            batches = file.iter_batches(
+                batch_size=BATCH_ROWS,
+                row_groups=groups,
+                columns=None if columns is None else [name for name in columns if name in names],
+                use_threads=False,
+            )
+            for batch in batches:
+                yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
+                row += batch.num_rows
+            if row != end:
+                raise pa.ArrowInvalid(f"{end - row} rows of the footer are not in the pages")
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
+        if isinstance(error, OSError) and error.errno is not None:
+            _unreadable(segment, error)
+        raise InputError(
+            f"the Parquet file is truncated or damaged ({error}); fetch or write it again",
+            code="bad_parquet",
+            where=segment.path,
+        ) from error
+
+
+def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
+    try:
+        return [*table_rows(batch)]
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [
+                RowFault("invalid_utf8", f"a string column holds bytes that are not UTF-8: {error.reason}")
+            ]
+    return [value for i in range(batch.num_rows) for value in _batch_values(batch.slice(i, 1))]
+
+
+def _unreadable(segment: Segment, error: OSError) -> NoReturn:
+    raise InputError(
+        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.path
+    ) from error
+
+
+def _truncated(segment: Segment, what: str) -> NoReturn:
+    raise InputError(f"{what}; fetch the file again", code="truncated_input", where=segment.path)

@@ -1,1 +1,0 @@
-"""What an output holds, for people who want to look before they train."""

@@ -1,0 +1,193 @@
+"""Packed shards from one format to another, a block of bins at a time.
+
+Rows keep every value: a mask that ends in 1, as other tools store it, stays as it is. What cannot be a bin in any
+format (a mask of another length, starts that do not rise, an id that is no int32 …) is refused with its row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import ConfigError, IntegrityError
+from schemas.sft import SPLIT_NAMES, StorageConfig, StorageFormat
+from tasks.sft.shards.bins import Bins
+from tasks.sft.shards.find import find_shards, open_shard, run_at, shard_format
+from tasks.sft.shards.invariants import RawBins, check_bins
+from tasks.sft.shards.shard import Shard
+from tasks.sft.shards.validate import OURS_ONLY
+from tasks.sft.shards.writers import SUFFIXES, open_writer
+from tasks.storage.atomic import AtomicFolder
+
+# Tokens of a block, unless one row group is more.
+_BLOCK_TOKENS = 1 << 20
+_DEFAULT_PACK_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class ConvertedShard:
+    """One shard before and after; paths relative to what was converted and to what it became, sizes in bytes."""
+
+    source: str
+    target: str
+    bins: int
+    tokens: int
+    source_bytes: int
+    target_bytes: int
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert_shards` did."""
+
+    source: str
+    target: str
+    format: str
+    shards: tuple[ConvertedShard, ...]
+
+    def total(self, name: str) -> int:
+        return sum(getattr(shard, name) for shard in self.shards)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: totals, and every shard."""
+        totals = {name: self.total(name) for name in ("bins", "tokens", "source_bytes", "target_bytes")}
+        return {**asdict(self), **totals, "shards": [asdict(shard) for shard in self.shards]}
+
+
+def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) -> Conversion:
+    """Convert a shard, a folder of shards, a run or an output folder (its latest run).
+
+    Args:
+        target: for one shard a file of the format's suffix, or the folder of a memmap shard; otherwise a folder,
+            which gets the names of the source folder, or `{split}/{link name}` of a run. It must not be there yet,
+            and appears whole or not at all.
+        to: the format; needed only where the suffix of `target` does not say it.
+
+    Raises:
+        ConfigError: `exists`, the target is there; `missing_path`, there are no shards; `usage`, the format is not
+            given, or the suffix says another.
+        BadShardError: a source is no readable shard.
+        IntegrityError: `bad_row`, a row that is no bin.
+        StorageError: the target cannot be written.
+    """
+    if os.path.lexists(target):
+        raise ConfigError("is already there; nothing is replaced", code="exists", where=str(target))
+    chosen = _format(target, to)
+    named = _named_shards(source)
+    is_file = target.suffix == SUFFIXES[chosen] != ""
+    single = shard_format(source) is not None and (is_file or chosen is StorageFormat.MEMMAP)
+    if is_file and not single:
+        if len(named) > 1:
+            raise ConfigError(
+                f"{len(named)} shards do not become one file; give a folder", code="usage", where=str(target)
+            )
+        single = True
+    storage = StorageConfig(format=chosen)
+    if single:
+        name, path = named[0]
+        shards = [_convert(path, target, storage, name, target.name)]
+    else:
+        shards = _convert_folder(named, target, storage)
+    return Conversion(str(source), str(target), chosen.value, tuple(shards))
+
+
+def _format(target: Path, to: StorageFormat | None) -> StorageFormat:
+    by_suffix = {suffix: known for known, suffix in SUFFIXES.items() if suffix}
+    said = by_suffix.get(target.suffix)
+    if to is not None and said not in (None, to):
+        raise ConfigError(f"--to {to} does not fit the suffix of {target.name!r}", code="usage")
+    chosen = to or said
+    if chosen is None:
+        raise ConfigError(
+            f"the format is not clear from {target.name!r}; add --to parquet, memmap or npy", code="usage"
+        )
+    return chosen
+
+
+def _named_shards(source: Path) -> list[tuple[str, Path]]:
+    """Every shard with its name: relative to a folder, `{split}/{link}` in a run."""
+    if shard_format(source) is not None:
+        return [(source.name, source)]
+    run = run_at(source) if source.is_dir() else None
+    if run is None:
+        return [(path.relative_to(source).as_posix(), path) for path in find_shards(source)]
+    splits = [split for split in SPLIT_NAMES if (run / "splits" / split).is_dir()]
+    return [(f"{split}/{path.name}", path) for split in splits for path in find_shards(run, split)]
+
+
+def _convert_folder(
+    named: list[tuple[str, Path]], target: Path, storage: StorageConfig
+) -> list[ConvertedShard]:
+    targets: dict[str, str] = {}
+    for name, path in named:
+        found = shard_format(path)
+        stem = name.removesuffix(SUFFIXES[found]) if found else name
+        other = targets.setdefault(stem + SUFFIXES[storage.format], name)
+        if other != name:
+            raise ConfigError(f"{other} and {name} would get the same name", code="usage", where=str(target))
+    folder = AtomicFolder(target)
+    try:
+        shards = [
+            _convert(path, folder.place(to), storage, name, to)
+            for to, (name, path) in zip(targets, named, strict=True)
+        ]
+        folder.commit()
+    except BaseException:
+        folder.discard()
+        raise
+    return shards
+
+
+def _convert(source: Path, target: Path, storage: StorageConfig, name: str, to: str) -> ConvertedShard:
+    with open_shard(source) as shard:
+        width = shard.longest_bin() if storage.format is StorageFormat.MEMMAP else 0
+        tokens = 0
+        with open_writer(target, storage, shard.metadata, shard.num_bins, width) as writer:
+            for bins in _checked_blocks(shard, storage.row_group_size):
+                writer.write_block(bins)
+                tokens += len(bins.input_ids)
+            writer.finalize()
+        return ConvertedShard(name, to, shard.num_bins, tokens, _bytes(source), _bytes(target))
+
+
+def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
+    metadata = shard.metadata
+    # Whole row groups, so that a block's size does not show in Parquet.
+    per_group = (metadata.pack_size or _DEFAULT_PACK_SIZE) * row_group_size
+    rows = max(1, _BLOCK_TOKENS // per_group) * row_group_size
+    first = 0
+    for raw in shard.blocks(rows=rows):
+        for rule, bad, detail in check_bins(raw, metadata.limits()):
+            if len(bad) and rule not in OURS_ONLY:
+                raise _bad_row(shard.path, first + int(bad[0]), f"{rule}: {detail}")
+        large = np.flatnonzero(raw.ids > np.iinfo(np.int32).max)
+        if len(large):
+            row = int(np.searchsorted(raw.ids_offsets, large[0], side="right")) - 1
+            raise _bad_row(shard.path, first + row, f"the id {raw.ids[large[0]]} is no int32")
+        yield _bins(raw)
+        first += raw.num_bins
+
+
+def _bad_row(path: Path, row: int, detail: str) -> IntegrityError:
+    message = f"{detail}; validate lists all that is wrong, and nothing was written"
+    return IntegrityError(message, code="bad_row", where=f"{path}:{row}")
+
+
+def _bins(raw: RawBins) -> Bins:
+    return Bins(
+        raw.ids.astype(np.int32, copy=False),
+        raw.mask.astype(np.uint8, copy=False),
+        raw.ids_offsets,
+        raw.starts.astype(np.int32, copy=False),
+        raw.starts_offsets,
+    )
+
+
+def _bytes(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,146 @@
+"""Sampled documents: how many of each source and bucket, how long, and the first of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from schemas.inspection import Inspection
+from schemas.report import Chart, Column, Fact, Sample, Series, Span, Table
+from tasks.outputs.finding import Outputs
+from tasks.report.histogram import power_classes
+from tasks.report.numbers import binary, count, size
+
+_BATCH_ROWS = 1_024
+# Of a text that is shown.
+_MOST_CHARACTERS = 1_200
+
+
+def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
+    """Look at the shards of a sample.
+
+    Args:
+        rows: documents to show, from number `first` on.
+
+    Raises:
+        InputError: a shard cannot be read.
+    """
+    by_bucket: Counter[tuple[str, str]] = Counter()
+    text_bytes: Counter[tuple[str, str]] = Counter()
+    lengths: Counter[int] = Counter()
+    samples: list[Sample] = []
+    number = 0
+    for path in outputs.files:
+        try:
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+                for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                    _count(batch, by_bucket, text_bytes, lengths)
+                    start = max(first - number, 0)
+                    wanted = max(0, rows - len(samples))
+                    samples += _samples(batch.slice(start, wanted), number + start)
+                    number += batch.num_rows
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise InputError(f"not a readable shard: {error}", code="bad_parquet", where=str(path)) from error
+    facts = (
+        Fact("documents", count(number), f"in {count(len(outputs.files))} shards"),
+        Fact("text", size(sum(text_bytes.values()))),
+        Fact("stored", size(sum(path.stat().st_size for path in outputs.files))),
+    )
+    lines = tuple(
+        (*key, count(rows_of), size(text_bytes[key]), f"{text_bytes[key] / rows_of:,.0f}")
+        for key, rows_of in by_bucket.items()
+    )
+    columns = (
+        Column("source"),
+        Column("bucket"),
+        Column("documents", True),
+        Column("text", True),
+        Column("bytes each", True),
+    )
+    table = Table("Sources and buckets", columns, lines)
+    return Inspection(outputs.path, outputs.kind, facts, (table,), (_histogram(lengths),), tuple(samples))
+
+
+def _count(
+    batch: pa.RecordBatch,
+    by_bucket: Counter[tuple[str, str]],
+    text_bytes: Counter[tuple[str, str]],
+    lengths: Counter[int],
+) -> None:
+    table = pa.table(
+        {
+            "source": batch["source_dataset"].cast(pa.string()),
+            "bucket": batch["source_bucket"].cast(pa.string()),
+            "bytes": pc.binary_length(batch["text"]).cast(pa.int64()),
+        }
+    )
+    for row in (
+        table.group_by(["source", "bucket"]).aggregate([("bytes", "sum"), ("bytes", "count")]).to_pylist()
+    ):
+        key = (str(row["source"]), str(row["bucket"]))
+        by_bucket[key] += row["bytes_count"]
+        text_bytes[key] += row["bytes_sum"] or 0
+    sizes = table["bytes"].fill_null(0).to_numpy()
+    powers = np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+    for power, documents in enumerate(np.bincount(powers).tolist()):
+        if documents:
+            lengths[1 << power] += documents
+
+
+def _histogram(lengths: Counter[int]) -> Chart:
+    ends, documents = power_classes(lengths)
+    series = Series("documents", tuple(map(float, documents)), tuple(map(count, documents)))
+    return Chart(
+        "Length of the texts",
+        "Each class reaches up to a power of two.",
+        "bytes, up to",
+        tuple(map(binary, ends)),
+        (series,),
+        upright=True,
+    )
+
+
+def _samples(batch: pa.RecordBatch, first: int) -> list[Sample]:
+    return [
+        Sample(
+            f"Document {count(first + place)}, {row['source_dataset']} {row['source_bucket']}",
+            ((Span(_cut(str(row["text"])), False),),),
+            f"{count(len(str(row['text'])))} characters",
+        )
+        for place, row in enumerate(batch.to_pylist())
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def rejects_table(paths: tuple[Path, ...], rows: int, first: int) -> tuple[Table, ...]:
+    """Rejected rows by reason, and some of them."""
+    reasons: Counter[str] = Counter()
+    shown: list[tuple[str, ...]] = []
+    number = 0
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(65_536):
+                counted = batch["reason"].value_counts().to_pylist()
+                reasons.update({str(entry["values"]): entry["counts"] for entry in counted})
+                some = batch.slice(max(first - number, 0), max(0, rows - len(shown)))
+                shown += [
+                    (str(row["reason"]), str(row["source_file"]), str(row["row"]), _cut(str(row["detail"])))
+                    for row in some.to_pylist()
+                ]
+                number += batch.num_rows
+    by_reason = Table(
+        "Rejected rows by reason",
+        (Column("reason"), Column("rows", True)),
+        tuple((reason, count(rows_of)) for reason, rows_of in reasons.most_common()),
+    )
+    columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
+    return (by_reason, Table("Rejected rows", columns, tuple(shown))) if shown else (by_reason,)

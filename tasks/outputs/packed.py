@@ -1,0 +1,272 @@
+"""Packed bins: counts, how full they are, how long their sequences, and a few as a trainer reads them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schemas.errors import ConfigError
+from schemas.inspection import Inspection
+from schemas.report import Chart, Column, Fact, Sample, Span, Table
+from schemas.sft import Count
+from tasks.outputs.finding import Outputs
+from tasks.report.histogram import even_classes, fill_classes, histogram
+from tasks.report.numbers import count, share, size
+from tasks.sft.shards.find import open_shard
+from tasks.sft.shards.invariants import RawBins
+from tasks.sft.view import Decode, load_decoder, spans
+
+# Lines of the table of shards.
+_MOST_SHARDS = 20
+# Of a bin that is shown.
+_MOST_TOKENS = 2_000
+
+
+class _Counts:
+    """Totals over shards; what it holds grows with the longest bin only.
+
+    Attributes:
+        lengths: int64[n], sequences by stored length.
+        used: int64[n], bins by the tokens they count.
+    """
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.lengths = np.zeros(1, np.int64)
+        self.used = np.zeros(1, np.int64)
+
+    def add(self, bins: RawBins, rule: Count) -> None:
+        tokens = np.diff(bins.ids_offsets)
+        sequences = np.diff(bins.starts_offsets)
+        self.totals.update(
+            bins=len(tokens),
+            sequences=int(sequences.sum()),
+            tokens=int(tokens.sum()),
+            trained=int(np.count_nonzero(bins.mask)),
+        )
+        lengths = _sequence_lengths(bins)
+        # Lengths of damaged bins can be anything; what is wrong with them, `validate` says.
+        self.lengths = _added(self.lengths, lengths[lengths >= 0])
+        used = tokens - sequences if rule is Count.RUNTIME else tokens
+        self.used = _added(self.used, used[used >= 0])
+
+
+def _sequence_lengths(bins: RawBins) -> NDArray[np.int64]:
+    per_bin = np.diff(bins.starts_offsets)
+    bin_of = np.repeat(np.arange(len(per_bin)), per_bin)
+    begins = bins.ids_offsets[bin_of] + bins.starts
+    last = np.append(bin_of[1:] != bin_of[:-1], True) if len(bin_of) else np.zeros(0, bool)
+    ends = np.where(last, bins.ids_offsets[bin_of + 1], np.append(begins[1:], 0))
+    lengths: NDArray[np.int64] = ends - begins
+    return lengths
+
+
+def _added(counts: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    more = np.bincount(values, minlength=len(counts))
+    more[: len(counts)] += counts
+    return more
+
+
+def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | None) -> Inspection:
+    """Look at packed shards of any format.
+
+    Args:
+        rows: bins to show, from number `first` on, counted over all shards.
+        tokenizer: a folder; without it bins are shown as ids.
+
+    Raises:
+        InputError: a shard cannot be read.
+        ConfigError: the tokenizer cannot be read.
+    """
+    counts = _Counts()
+    shards = []
+    about: dict[str, set[str]] = {}
+    pack_size: int | None = None
+    for path in outputs.files:
+        before = counts.totals.copy()
+        with open_shard(path) as shard:
+            told = shard.metadata
+            rule = told.count or Count.RUNTIME
+            for block in shard.blocks():
+                counts.add(block, rule)
+            shape = shard.format
+        pack_size = told.pack_size if told.pack_size is not None else pack_size
+        for name, value in (
+            ("format", shape),
+            ("pack size", told.pack_size),
+            ("counted", told.count),
+            ("tokenizer", told.tokenizer_digest),
+            ("vocabulary", told.vocabulary_size),
+        ):
+            about.setdefault(name, set()).add("not said" if value is None else str(value))
+        done = counts.totals - before
+        shards.append((_name(path, outputs), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
+    return Inspection(
+        path=outputs.path,
+        kind=outputs.kind,
+        facts=_facts(counts, pack_size),
+        tables=(_about(about), _shard_table(shards)),
+        charts=_charts(counts, pack_size),
+        samples=tuple(_samples(outputs.files, rows, first, tokenizer)) if rows else (),
+    )
+
+
+_TOTALS = ("bins", "sequences", "tokens", "trained")
+
+
+def _name(path: Path, outputs: Outputs) -> str:
+    """The shard's path in its run or folder."""
+    root = outputs.run_dir or Path(outputs.path)
+    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else path.name
+
+
+def _bytes(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:
+    totals = counts.totals
+    used = int((np.arange(len(counts.used)) * counts.used).sum())
+    facts = [Fact(name, count(totals[name])) for name in ("bins", "sequences", "tokens")]
+    facts.append(Fact("trained", share(totals["trained"], totals["tokens"]), count(totals["trained"])))
+    if pack_size:
+        facts.append(Fact("filled", share(used, pack_size * totals["bins"]), f"of {count(pack_size)} tokens"))
+    longest = np.flatnonzero(counts.lengths)
+    if len(longest):
+        facts.append(Fact("longest sequence", count(int(longest[-1])), "tokens as stored"))
+    return tuple(facts)
+
+
+def _about(about: dict[str, set[str]]) -> Table:
+    rows = tuple((name, ", ".join(sorted(values))) for name, values in about.items())
+    return Table("What the shards say", (Column("field"), Column("value")), rows)
+
+
+def _shard_table(shards: list[tuple[str, ...]]) -> Table:
+    columns = (Column("shard"), *(Column(name, True) for name in (*_TOTALS, "stored")))
+    more = len(shards) - _MOST_SHARDS
+    return Table(
+        "Shards", columns, tuple(shards[:_MOST_SHARDS]), f"and {count(more)} more" if more > 0 else ""
+    )
+
+
+def _charts(counts: _Counts, pack_size: int | None) -> tuple[Chart, ...]:
+    charts = [
+        histogram(
+            "Sequence lengths",
+            "Sequences by their length in tokens, as stored.",
+            "tokens",
+            "sequences",
+            even_classes(counts.lengths),
+        )
+    ]
+    if pack_size:
+        fills = np.arange(len(counts.used)) / pack_size
+        charts.append(
+            histogram(
+                "Fill of the bins",
+                "Bins by the share of the pack size that they hold; classes grow finer towards full.",
+                "filled, from",
+                "bins",
+                fill_classes(fills, counts.used),
+            )
+        )
+    return tuple(charts)
+
+
+def _samples(paths: tuple[Path, ...], rows: int, first: int, tokenizer: Path | None) -> Iterator[Sample]:
+    decode = _decoder(tokenizer)
+    for path in paths:
+        with open_shard(path) as shard:
+            here = shard.num_bins
+            start, end = min(first, here), min(first + rows, here)
+            number = start
+            for block in shard.blocks(start, end):
+                for place in range(len(block.ids_offsets) - 1):
+                    yield _sample(f"{path.name}, bin {count(number)}", block, place, decode)
+                    number += 1
+        rows -= end - start
+        first = max(0, first - here)
+        if rows <= 0:
+            return
+
+
+def _decoder(tokenizer: Path | None) -> Decode:
+    if tokenizer is None:
+        return lambda ids: "".join(f"{token} " for token in ids)
+    try:
+        return load_decoder(tokenizer)
+    # The tokenizers library raises bare Exception for files it cannot read.
+    except Exception as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(
+            f"no tokenizer can be read from this folder: {problem}",
+            code="bad_tokenizer",
+            where=str(tokenizer),
+        ) from error
+
+
+def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
+    """One bin, cut after so many tokens that it still fits a few screens."""
+    ids, mask, starts = (
+        values[offsets[place] : offsets[place + 1]]
+        for values, offsets in (
+            (bins.ids, bins.ids_offsets),
+            (bins.mask, bins.mask_offsets),
+            (bins.starts, bins.starts_offsets),
+        )
+    )
+    sequences: list[tuple[Span, ...]] = []
+    shown = 0
+    for start, end in itertools.pairwise([*starts.tolist(), len(ids)]):
+        stop = min(end, start + _MOST_TOKENS - shown)
+        if stop <= start:
+            break
+        shown += stop - start
+        sequences.append(spans(ids[start:stop], mask[start:stop], decode))
+    trained = count(int(np.count_nonzero(mask)))
+    note = f"{count(len(starts))} sequences, {count(len(ids))} tokens, {trained} carry loss"
+    if shown < len(ids):
+        note += f"; the first {count(shown)} tokens are shown"
+    return Sample(title, tuple(sequences), note)
+
+
+def packed_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
+    """Bins of any format as Arrow batches, for queries: `shard`, `bin`, and the three columns of a packed shard."""
+    lists = pa.list_(pa.int64())
+    schema = pa.schema(
+        [
+            ("shard", pa.string()),
+            ("bin", pa.int64()),
+            ("input_ids", lists),
+            ("loss_mask", lists),
+            ("seq_start_id", lists),
+        ]
+    )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            with open_shard(path) as shard:
+                number = 0
+                for block in shard.blocks():
+                    bins = len(block.ids_offsets) - 1
+                    columns = [
+                        pa.array([path.name] * bins),
+                        pa.array(np.arange(number, number + bins)),
+                        pa.ListArray.from_arrays(block.ids_offsets.astype(np.int32), pa.array(block.ids)),
+                        pa.ListArray.from_arrays(block.mask_offsets.astype(np.int32), pa.array(block.mask)),
+                        pa.ListArray.from_arrays(
+                            block.starts_offsets.astype(np.int32), pa.array(block.starts)
+                        ),
+                    ]
+                    yield pa.record_batch(columns, schema=schema)
+                    number += bins
+
+    return pa.RecordBatchReader.from_batches(schema, batches())

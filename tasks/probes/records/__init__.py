@@ -1,0 +1,1 @@
+"""Records of probe rows: encoded, decoded, and kept in ArrayRecord files."""

@@ -1,0 +1,191 @@
+"""Writing ArrayRecord files that appear whole or not at all.
+
+`group_size:1`: a reader at random decodes one record, not a group of them. An ArrayRecord file that was not closed
+reads as one of 0 records, without an error; so it is written under a temporary name, closed, opened again, counted,
+and only then renamed. Compressing is left to `arrayrecord_process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import IntegrityError, MissingExtraError, StorageError
+from schemas.probes import RecordCompression
+from tasks.storage.atomic import AtomicFile, storage_errors
+
+_MODULE = "array_record.python.array_record_module"
+_PROGRAM = Path(__file__).with_name("process.py")
+# So much may wait between the two processes.
+_PIPE_BYTES = 1 << 20
+
+
+def array_record_module() -> Any:
+    """The package's module of readers and writers.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(_MODULE)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of("array_record", "probes", "Reading and writing probe records") from error
+
+
+def writer_options(compression: RecordCompression, level: int) -> str:
+    """Options of an ArrayRecord writer.
+
+    >>> writer_options(RecordCompression.ZSTD, 1), writer_options(RecordCompression.NONE, 1)
+    ('group_size:1,zstd:1', 'group_size:1,uncompressed')
+    """
+    codec = {
+        RecordCompression.ZSTD: f"zstd:{level}",
+        RecordCompression.SNAPPY: "snappy",
+        RecordCompression.NONE: "uncompressed",
+    }[compression]
+    return f"group_size:1,{codec}"
+
+
+class ShardWriter(AtomicFile):
+    """An ArrayRecord file being written, by `arrayrecord_process` in a process of its own.
+
+    Args:
+        path: its final name.
+        options: see `writer_options`.
+
+    Raises:
+        MissingExtraError: array_record is not installed.
+        StorageError: creating, writing, syncing or renaming failed.
+        IntegrityError: `totals`: after closing, the file does not hold what was written.
+    """
+
+    def __init__(self, path: Path, options: str) -> None:
+        array_record_module()
+        super().__init__(path)
+        self.records = 0
+        try:
+            with storage_errors(path, "start the writer of"):
+                # -P: what lies beside the program must not stand in for a module of the standard library.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", _PROGRAM, self._temporary, options],
+                    stdin=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    # Otherwise glibc keeps the room of the largest record.
+                    env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+                )
+        except BaseException:
+            super().discard()
+            raise
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._input(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def add(self, sizes: NDArray[np.int64], data: bytes | memoryview) -> None:
+        """Append records.
+
+        Args:
+            sizes: int64[n], of each.
+            data: the bytes of all, one after the other.
+        """
+        if len(sizes):
+            self._send(np.concatenate([[len(sizes)], sizes]).astype("<i8").tobytes())
+            self._send(data)
+            self.records += len(sizes)
+
+    def commit(self) -> None:
+        """Close the file, count its records, hash it, and make it visible under its final name."""
+        try:
+            self._send(bytes(8))
+            if self._finish():
+                raise self._failed()
+            found = count_records(self._temporary)
+            if found != self.records:
+                raise IntegrityError(
+                    f"{self.records} records were written and {found} are in the file; check space on the disk",
+                    code="totals",
+                    where=str(self.path),
+                )
+            with self._temporary.open("rb") as file:
+                self._sha256 = hashlib.file_digest(file, "sha256")
+                self.bytes = file.tell()
+        except BaseException:
+            self.discard()
+            raise
+        super().commit()
+
+    def _input(self) -> int:
+        return cast(IO[bytes], self._process.stdin).fileno()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view.nbytes:
+                view = view[os.write(self._input(), view) :]
+        except BrokenPipeError:
+            self._finish()
+            raise self._failed() from None
+
+    def _finish(self) -> int:
+        """Let the process end; its exit code."""
+        self._said = self._process.communicate()[1].decode(errors="replace").strip()
+        return self._process.returncode
+
+    def _failed(self) -> StorageError:
+        said = self._said.rpartition("\n")[2] or f"the writer ended with {self._process.returncode}"
+        return StorageError(
+            f"cannot write: {said}; check space and permissions of the output folder", where=str(self.path)
+        )
+
+    def discard(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(OSError, ValueError):
+            self._finish()
+        super().discard()
+
+
+@contextlib.contextmanager
+def open_records(path: Path, options: str = "readahead_buffer_size:0,max_parallelism:0") -> Any:
+    """A reader of the file, by default for random access.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        IntegrityError: `bad_arrayrecord`: the file cannot be opened.
+    """
+    module = array_record_module()
+    try:
+        reader = module.ArrayRecordReader(str(path), options)
+        # A file that cannot be opened raises nothing here.
+        opened = bool(reader.ok())
+    except (RuntimeError, ValueError):
+        opened = False
+    if not opened:
+        raise IntegrityError(
+            "not a readable ArrayRecord file; it is missing, torn or something else",
+            code="bad_arrayrecord",
+            where=str(path),
+        )
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def count_records(path: Path) -> int:
+    """The number of records in a file.
+
+    Raises:
+        IntegrityError: `bad_arrayrecord`: the file cannot be opened.
+    """
+    with open_records(path) as reader:
+        return int(reader.num_records())

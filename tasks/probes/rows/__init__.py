@@ -1,0 +1,1 @@
+"""Measurements as rows: read, screened, sorted, and spilled in the order of their probes."""

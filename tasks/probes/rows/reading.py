@@ -1,0 +1,193 @@
+"""Reading measurements: row groups of many files as runs of at most a quarter of a million rows of one Arrow type.
+
+Types are made equal here (`CANONICAL`); whether a row can be used is decided afterwards, in `screening`.
+
+- `event_time`: whole microseconds since 1970, UTC, rounded down; a time without a zone is UTC. Times out of range in
+  a coarse unit are clipped to just out of range.
+- addresses: dictionaries, so that each distinct address is looked at once a run.
+- `ip_version`: 4, 6, null, or 0 for any other number. `rtt`: float32 milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from schemas.probes import END_TIME_S, INPUT_COLUMNS
+
+RUN_ROWS = 1 << 18
+_BUFFER_BYTES = 1 << 20
+_ADDRESS = pa.dictionary(pa.int32(), pa.string())
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
+
+CANONICAL = pa.schema(
+    [
+        ("event_time", pa.int64()),
+        ("src_addr", _ADDRESS),
+        ("dst_addr", _ADDRESS),
+        ("ip_version", pa.int8()),
+        ("rtt", pa.float32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive row groups of one file.
+
+    Attributes:
+        path: where the file lies; `name`: what rejects and hashes call it.
+        digest: SHA-256 of the whole file.
+        first_group, end_group: row groups to read.
+        first_row: the row of the file at which they start; `rows`: how many they hold.
+        seen: what the file looked like when it was hashed.
+    """
+
+    path: str
+    name: str
+    digest: str
+    first_group: int
+    end_group: int
+    first_row: int
+    rows: int
+    seen: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of a run that come from one file: the file's name, and the row of it the first of them is."""
+
+    name: str
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive input rows, in input order, as one batch of `CANONICAL`."""
+
+    rows: pa.RecordBatch
+    spans: tuple[Span, ...]
+
+    def origin(self, row: int) -> tuple[str, int]:
+        """The file and the row of it that row `row` of the run is."""
+        for span in self.spans:
+            if row < span.rows:
+                return span.name, span.first_row + row
+            row -= span.rows
+        raise IndexError(row)
+
+
+def read_runs(pieces: Sequence[Piece], run_rows: int = RUN_ROWS) -> Iterator[Run]:
+    """The rows of `pieces` in order, in runs of at most about `run_rows`.
+
+    Raises:
+        InputError: `unreadable` or `bad_parquet`: a file cannot be read to its end.
+    """
+    batches: list[pa.RecordBatch] = []
+    spans: list[Span] = []
+    held = 0
+    for piece in pieces:
+        row = piece.first_row
+        for batch in _batches(piece, run_rows):
+            if held + batch.num_rows > run_rows and batches:
+                yield _run(batches, spans)
+                batches, spans, held = [], [], 0
+            batches.append(canonical(batch))
+            spans.append(Span(piece.name, row, batch.num_rows))
+            row += batch.num_rows
+            held += batch.num_rows
+    if batches:
+        yield _run(batches, spans)
+
+
+def _run(batches: list[pa.RecordBatch], spans: list[Span]) -> Run:
+    table = pa.Table.from_batches(batches, CANONICAL).unify_dictionaries().combine_chunks()
+    return Run(table.to_batches()[0], tuple(spans))
+
+
+def _batches(piece: Piece, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    try:
+        with (
+            open(piece.path, "rb") as source,  # noqa: PTH123 - `path` is a string
+            pq.ParquetFile(
+                source,
+                read_dictionary=["src_addr", "dst_addr"],
+                buffer_size=_BUFFER_BYTES,
+                pre_buffer=False,
+                # In nanoseconds, the default, far times of this old type would wrap around.
+                coerce_int96_timestamp_unit="us",
+                page_checksum_verification=True,
+            ) as file,
+        ):
+            groups = list(range(piece.first_group, piece.end_group))
+            seen = 0
+            for batch in file.iter_batches(
+                batch_rows, row_groups=groups, columns=list(INPUT_COLUMNS), use_threads=False
+            ):
+                seen += batch.num_rows
+                # In one order, whatever the file's.
+                yield batch.select(list(INPUT_COLUMNS))
+            if seen != piece.rows:
+                raise pa.ArrowInvalid(f"{piece.rows - seen} rows of the footer are not in the pages")
+    except (OSError, pa.ArrowException) as error:
+        code = "unreadable" if isinstance(error, OSError) and error.errno is not None else "bad_parquet"
+        raise InputError(
+            f"the Parquet file cannot be read to its end: {error}; fetch or write it again",
+            code=code,
+            where=piece.name,
+        ) from error
+
+
+def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of the five columns, in any types `inventory.column_fault` allows, as `CANONICAL`."""
+    time, src, dst, version, rtt = batch.columns
+    columns = [_times(time), _addresses(src), _addresses(dst), _versions(version), _milliseconds(rtt)]
+    return pa.record_batch(columns, schema=CANONICAL)
+
+
+def _times(times: pa.Array) -> pa.Array:
+    unit = times.type.unit
+    # The stored number is the instant in UTC, with a zone or without.
+    values = times.view(pa.int64())
+    if unit == "us":
+        return values
+    if unit == "ns":
+        # Arrow divides towards zero; a nanosecond before 1970 must stay before it.
+        micros = np.floor_divide(values.fill_null(0).to_numpy(zero_copy_only=False), 1000)
+        return pa.array(micros, mask=values.is_null().to_numpy(zero_copy_only=False))
+    end = END_TIME_S * _PER_SECOND[unit]
+    clipped = pc.max_element_wise(pc.min_element_wise(values, end, skip_nulls=False), -1, skip_nulls=False)
+    return pc.multiply(clipped, 10**6 // _PER_SECOND[unit])
+
+
+def _addresses(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+        column = column.dictionary_decode()
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    if column.type != _ADDRESS:
+        column = pa.DictionaryArray.from_arrays(
+            column.indices.cast(pa.int32()), column.dictionary.cast(pa.string())
+        )
+    return column
+
+
+def _versions(column: pa.Array) -> pa.Array:
+    if column.type == pa.int8():
+        return column
+    known = pc.or_(pc.equal(column, pa.scalar(4, column.type)), pc.equal(column, pa.scalar(6, column.type)))
+    return pc.if_else(known, column, pa.scalar(0, column.type)).cast(pa.int8())
+
+
+def _milliseconds(column: pa.Array) -> pa.Array:
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    # An integer too precise, or a double too large, for float32 is rounded, or infinite and then rejected.
+    return column if column.type == pa.float32() else column.cast(pa.float32(), safe=False)

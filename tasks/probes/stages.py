@@ -1,0 +1,103 @@
+"""The work of a build-probe-rows run, stage by stage, and the hashes that key each stage.
+
+scatter, some row groups each -> gather, some shards each. Portions, workers and the spill folder are in no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from schemas.canonical import canonical_hash
+from schemas.probes import FORMAT_VERSION, BuildProbeRowsConfig
+from schemas.run import Receipt
+from tasks.probes.gather import GatherWork
+from tasks.probes.inventory import SourceFile, cut_parts
+from tasks.probes.records.writer import writer_options
+from tasks.probes.rows.reading import Piece
+from tasks.probes.scatter import ScatterWork
+from tasks.probes.shards import ShardPlan, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
+from tasks.probes.spill import SPILL_FORMAT, RunRef, read_probes
+
+_PORTION_ROWS = 1 << 18
+_MAX_GATHER_TASKS = 96
+
+
+def _key(step: str, **fields: object) -> str:
+    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
+
+
+def _root(config: BuildProbeRowsConfig) -> str:
+    return str(Path(config.output_dir).absolute())
+
+
+def scatter_works(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> list[ScatterWork]:
+    """The first pass, in input order."""
+    spill = str(Path(config.spill_dir).expanduser().absolute()) if config.spill_dir else ""
+    return [_scatter_work(config, pieces, spill) for pieces in cut_parts(files)]
+
+
+def _scatter_work(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill: str) -> ScatterWork:
+    named = [[piece.name, piece.digest, piece.first_group, piece.end_group] for piece in pieces]
+    stage = _key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
+    return ScatterWork(
+        output_dir=_root(config), stage=stage, pieces=pieces, seed=config.seed, spill_dir=spill
+    )
+
+
+def gather_works(
+    config: BuildProbeRowsConfig, scatters: Sequence[ScatterWork], receipts: Sequence[Receipt]
+) -> list[GatherWork]:
+    """The second pass, in the order shards are published in.
+
+    Args:
+        scatters, receipts: the first pass, and what it did.
+
+    Raises:
+        WorkError: `hash_collision`.
+        IntegrityError: a run of the first pass is damaged.
+    """
+    runs = tuple(
+        RunRef(work.stage, number)
+        for work, receipt in zip(scatters, receipts, strict=True)
+        for number in range(receipt.statistics["runs"])
+    )
+    probes = merge_probes(read_probes(Path(_root(config)), run) for run in runs)
+    rule = split_rule(config.split, config.train_ratio, probes)
+    shards = cut_shards(probes, rule, shard_bytes_for(int(probes.record_bytes().sum())))
+    total = int(probes.rows.sum())
+    portion_rows = _PORTION_ROWS if config.partitions is None else -(-total // config.partitions)
+    batch = -(-len(shards) // _MAX_GATHER_TASKS)
+    return [
+        _gather_work(config, runs, tuple(shards[first : first + batch]), rule, portion_rows)
+        for first in range(0, len(shards), batch)
+    ]
+
+
+def _gather_work(
+    config: BuildProbeRowsConfig,
+    runs: tuple[RunRef, ...],
+    shards: tuple[ShardPlan, ...],
+    rule: SplitRule,
+    portion_rows: int,
+) -> GatherWork:
+    return GatherWork(
+        output_dir=_root(config),
+        stage=_key(
+            "gather",
+            runs=[[run.stage, run.number] for run in runs],
+            shards=[asdict(shard) for shard in shards],
+            # The range of a shard already says what a split by hash keeps.
+            first_test=rule.first_test,
+            max_record_bytes=config.max_record_bytes,
+            options=config.hash_fields(["compression", "compression_level", "deduplicate"]),
+        ),
+        runs=runs,
+        shards=shards,
+        rule=rule,
+        max_record_bytes=config.max_record_bytes,
+        deduplicate=config.deduplicate,
+        options=writer_options(config.compression, config.compression_level),
+        portion_rows=portion_rows,
+    )

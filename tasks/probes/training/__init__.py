@@ -1,0 +1,1 @@
+"""From probe rows to a trainer: source, sampler, tokens, crops, loader."""

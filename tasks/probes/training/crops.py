@@ -1,0 +1,104 @@
+"""Contexts laid into crops of one size, as MaxText reads them.
+
+A crop is six int32 arrays: `inputs`, `inputs_segmentation` (1, 2, … for the contexts of the crop, 0 for padding),
+`inputs_position` (from 0 in each context), and the same under `targets`, whose tokens are those of `inputs`: the
+trainer shifts. Id 0 is a token like any other; only segmentation tells padding. A context longer than a crop
+is cut at the crop's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.packing.bins import Packing, pack
+
+Crops = dict[str, NDArray[np.int32]]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contexts:
+    """Tokenized contexts, one after the other.
+
+    Attributes:
+        tokens: int32[total].
+        offsets: int64[contexts + 1].
+        modes: int8[contexts], places in `tasks.probes.training.sampler.MODES`.
+    """
+
+    tokens: NDArray[np.int32]
+    offsets: Ints
+    modes: NDArray[np.int8]
+
+    @classmethod
+    def concat(cls, parts: Sequence[Contexts]) -> Contexts:
+        """The contexts of all parts in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)]
+        return cls(
+            np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)]),
+            np.cumsum(np.concatenate(sizes)),
+            np.concatenate([np.zeros(0, np.int8), *(part.modes for part in parts)]),
+        )
+
+
+def pack_contexts(sizes: Ints, crop_size: int, rng: np.random.Generator) -> Packing:
+    """Best fit by length; crops, and the contexts inside one, are in random order.
+
+    Args:
+        sizes: tokens of each context, at most `crop_size`.
+    """
+    return pack(sizes, crop_size, order="decreasing", seed=rng)
+
+
+def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
+    """Fill crops.
+
+    Args:
+        bins: the contexts of each crop; or the one context of each crop, and then positions run on through the
+            padding.
+
+    Returns:
+        int32[num_crops, crop_size] by name; `targets` are the arrays of `inputs`.
+
+    >>> contexts = Contexts(np.array([0, 8, 0], np.int32), np.array([0, 2, 3]), np.zeros(2, np.int8))
+    >>> crops = lay_out(contexts, Packing(np.array([0, 2]), np.array([1, 0])), 5)
+    >>> [crops[name][0].tolist() for name in ("inputs", "inputs_segmentation", "inputs_position")]
+    [[0, 0, 8, 0, 0], [1, 2, 2, 0, 0], [0, 0, 1, 0, 0]]
+    """
+    packing = Packing(np.arange(len(bins) + 1), bins) if isinstance(bins, np.ndarray) else bins
+    items, num_crops = packing.bin_items, packing.num_bins
+    sizes = np.minimum(np.diff(contexts.offsets), crop_size)[items]
+    crop = np.repeat(np.arange(num_crops), np.diff(packing.bin_offsets))
+    ends = np.cumsum(sizes)
+    used_before = np.concatenate((np.zeros(1, np.int64), ends))[packing.bin_offsets[:-1]]
+    begins = ends - sizes - used_before[crop] + crop * crop_size
+    segments = np.arange(len(items)) - packing.bin_offsets[crop] + 1
+
+    inputs, segmentation, positions = (np.zeros(num_crops * crop_size, np.int32) for _ in range(3))
+    count = np.arange(crop_size, dtype=np.int32)
+    # Slices of a few hundred tokens: an index for each token takes 3 times as long.
+    for source, begin, size, segment in zip(
+        contexts.offsets[items].tolist(), begins.tolist(), sizes.tolist(), segments.tolist(), strict=True
+    ):
+        end = begin + size
+        inputs[begin:end] = contexts.tokens[source : source + size]
+        segmentation[begin:end] = segment
+        positions[begin:end] = count[:size]
+    if isinstance(bins, np.ndarray):
+        positions.reshape(num_crops, crop_size)[:] = count
+    shape = (num_crops, crop_size)
+    return {
+        f"{side}{suffix}": values
+        for side in ("inputs", "targets")
+        for suffix, values in (
+            ("", inputs.reshape(shape)),
+            ("_segmentation", segmentation.reshape(shape)),
+            ("_position", positions.reshape(shape)),
+        )
+    }

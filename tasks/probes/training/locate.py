@@ -1,0 +1,85 @@
+"""The ArrayRecord files that a path names."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.errors import ConfigError, InputError
+from schemas.probes import SHARD_SUFFIX, SPLITS
+from tasks.run.layout import LATEST
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})" + re.escape(SHARD_SUFFIX))
+
+
+def find_shards(path: Paths, split: str) -> tuple[str, ...]:
+    """Absolute paths of all shards that `path` names, each once; a list keeps its order, the rest is sorted.
+
+    Args:
+        path: a file, a folder, a glob, or a list of these. A folder may be a run or an output folder, whose latest
+            run is taken now, once and for all.
+        split: which shards of a folder: those named `{split}-….arrayrecord`; all of them if the folder names none
+            after a split.
+
+    Raises:
+        ConfigError: `path` names no file, or no shard.
+        InputError: `missing_shard`, when a folder lacks a shard that the names of the others count.
+    """
+    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not given:
+        raise ConfigError("the list of shards is empty", where="path")
+    found: dict[str, None] = {}
+    for one in given:
+        found.update(dict.fromkeys(str(file) for file in _files(os.fspath(one), split)))
+    return tuple(found)
+
+
+def _files(path: str, split: str) -> list[Path]:
+    if not path or "\0" in path:
+        raise ConfigError(f"{path!r} is no path", where="path")
+    here = Path(path).absolute()
+    if here.is_dir():
+        return _in_folder(here, split)
+    if here.is_file():
+        return [here]
+    # Path.glob has no absolute patterns.
+    matches = [Path(match) for match in sorted(glob.glob(str(here), recursive=True))]  # noqa: PTH207
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise ConfigError("no such file or folder, and no file matches it as a glob", where=path)
+    return files
+
+
+def _in_folder(folder: Path, split: str) -> list[Path]:
+    if (folder / LATEST).is_dir():
+        # Resolved now: a run published later must not change the files of this reader.
+        folder = (folder / LATEST).resolve()
+    files = sorted(folder.glob(f"*{SHARD_SUFFIX}"))
+    if any(file.name.startswith(tuple(f"{name}-" for name in SPLITS)) for file in files):
+        files = [file for file in files if file.name.startswith(f"{split}-")]
+    if not files:
+        raise ConfigError(
+            f"there is no {split}-*{SHARD_SUFFIX}; give an output folder, a run, or a folder of shards",
+            where=str(folder),
+        )
+    _check_complete(files)
+    return files
+
+
+def _check_complete(files: Sequence[Path]) -> None:
+    there: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if match := _NUMBERED.fullmatch(file.name):
+            there.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for (stem, count), numbers in there.items():
+        if missing := sorted(set(range(count)) - numbers):
+            raise InputError(
+                f"{len(missing)} of {count} shards are missing, the first is number {missing[0]}",
+                code="missing_shard",
+                where=str(files[0].parent / f"{stem}-*-of-{count:05d}{SHARD_SUFFIX}"),
+            )

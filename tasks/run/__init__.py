@@ -1,0 +1,1 @@
+"""The run contract, written once for all flows, from identity to history and pruning."""

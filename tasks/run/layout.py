@@ -1,0 +1,99 @@
+"""Where things lie under an output directory, and the right to use it.
+
+See "A run" in docs/architecture.md. One output directory belongs to one flow; names that were there before
+us are never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from tasks.storage.atomic import storage_errors, write_file
+
+MARKER = ".gristmill.json"
+LATEST = "latest"
+RUNS = "runs"
+STAGES = "stages"
+MANIFEST = "manifest.json"
+REPORT_PAGE = "report.html"
+FINGERPRINTS = "fingerprints.json"
+
+
+def stage_folder(output_dir: Path, stage: str) -> Path:
+    """The folder of a stage: everything heavy is made there, once."""
+    return output_dir / STAGES / stage
+
+
+def run_folder(output_dir: Path, run_hash: str) -> Path:
+    """The folder of a run; immutable once its manifest is there."""
+    return output_dir / RUNS / run_hash
+
+
+def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
+    """Make sure `output_dir` is this flow's, and mark it. The marker comes before anything else in it.
+
+    Args:
+        output_dir: the output directory; created if missing.
+        flow: name of the flow.
+        published: the top-level names this flow publishes, each with the link target it will have.
+
+    Raises:
+        ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of ours' name
+            that we did not make; `bad_config` when it is a file.
+        StorageError: the directory cannot be created or written.
+    """
+    if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
+        raise ConfigError("this is not a folder; choose another output_dir", where=str(output_dir))
+    with storage_errors(output_dir, "create the output folder"):
+        output_dir.mkdir(parents=True, exist_ok=True)
+    marker = output_dir / MARKER
+    # Looked at before the marker: a run that starts at the same moment writes the marker first.
+    there = [output_dir / name for name in (RUNS, STAGES) if os.path.lexists(output_dir / name)]
+    owner = _owner(marker)
+    if owner is not None and owner != flow:
+        raise ConfigError(
+            f"this folder holds runs of {owner!r}; give {flow!r} a folder of its own",
+            code="foreign_output",
+            where=str(output_dir),
+        )
+    for name, target in {LATEST: f"{RUNS}/", **published}.items():
+        _refuse_foreign(output_dir / name, target)
+    if owner is None:
+        for path in there:
+            raise ConfigError(
+                f"{path.name!r} is already there and was not made by gristmill; choose another output_dir",
+                code="foreign_output",
+                where=str(path),
+            )
+        write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
+    with storage_errors(output_dir, "create the stages folder"):
+        # From now on input digests are remembered there, so that the flow need not hash again.
+        (output_dir / STAGES).mkdir(exist_ok=True)
+
+
+def _owner(marker: Path) -> str | None:
+    try:
+        content = json.loads(marker.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the folder's marker: {error}; was it written by something else?",
+            code="foreign_output",
+            where=str(marker),
+        ) from error
+    return str(content.get("flow")) if isinstance(content, dict) else "something else"
+
+
+def _refuse_foreign(path: Path, target: str) -> None:
+    is_ours = path.is_symlink() and str(path.readlink()).startswith(target)
+    if not is_ours and os.path.lexists(path):
+        raise ConfigError(
+            f"{path.name!r} is already there and was not made by gristmill; it is not replaced: "
+            "move it away or choose another output_dir",
+            code="foreign_output",
+            where=str(path),
+        )

@@ -1,0 +1,169 @@
+"""What an output folder holds beyond what is needed, and its removal.
+
+A run is needed if it is the latest, one of the newest, or young; a stage if a needed run was made from it, or if it
+is young: every run that uses a stage again touches its folder, so a run that is going on keeps what it stands on
+for `min_age_s`, on any host. Published runs lose nothing: their files are hard links of their own.
+
+A kill leaves nothing that looks whole: a run loses its manifest first, a stage its receipts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import ConfigError, IntegrityError
+from schemas.run import RunManifest
+from tasks.run.history import read_manifest
+from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.run.publish import publishing
+from tasks.storage.atomic import storage_errors
+
+RECEIPTS = "receipts"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A complete run.
+
+    Attributes:
+        published_s: when its manifest was written, seconds since 1970.
+        latest: whether `latest` names it.
+    """
+
+    folder: Path
+    manifest: RunManifest
+    published_s: float
+    latest: bool
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """What can go.
+
+    Attributes:
+        runs: run folders, complete or not.
+        stages: stage folders.
+        spills: files outside that links in the stages point to.
+        freed_bytes: what their removal frees; a file that a needed run links to as well frees nothing.
+    """
+
+    runs: tuple[Path, ...]
+    stages: tuple[Path, ...]
+    spills: tuple[Path, ...]
+    freed_bytes: int
+
+
+def list_runs(output_dir: Path) -> list[StoredRun]:
+    """The complete runs of an output folder, newest first.
+
+    Raises:
+        ConfigError: this is no output folder.
+    """
+    if not (output_dir / MARKER).is_file():
+        raise ConfigError(
+            f"this is no output folder: it has no {MARKER}", code="missing_path", where=str(output_dir)
+        )
+    latest = (output_dir / LATEST).resolve()
+    found = []
+    for folder in _folders(output_dir / RUNS):
+        try:
+            manifest = read_manifest(folder)
+        except IntegrityError:
+            continue
+        found.append(StoredRun(folder, manifest, _changed_s(folder / MANIFEST), folder.resolve() == latest))
+    return sorted(found, key=lambda run: (-run.published_s, run.folder.name))
+
+
+def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -> Unneeded:
+    """What is neither needed nor younger than `min_age_s`.
+
+    Args:
+        keep: how many of the newest runs to keep; the latest is kept beyond that.
+
+    Raises:
+        ConfigError: this is no output folder, or a number is negative.
+    """
+    for where, value in (("--keep", keep), ("--min-age", min_age_s)):
+        if value < 0:
+            raise ConfigError(f"{value:g} is negative", code="usage", where=where)
+
+    def old(folder: Path) -> bool:
+        return now_s - max(_changed_s(path) for path in (folder, folder / RECEIPTS)) >= min_age_s
+
+    complete = list_runs(output_dir)
+    kept = {
+        run.folder: run.manifest
+        for number, run in enumerate(complete)
+        if run.latest or number < keep or now_s - run.published_s < min_age_s
+    }
+    used = {stage for manifest in kept.values() for stage in manifest.stages.values()}
+    whole = {run.folder for run in complete}
+    runs = tuple(
+        folder
+        for folder in _folders(output_dir / RUNS)
+        if folder not in kept and (folder in whole or old(folder))
+    )
+    stages = tuple(
+        folder for folder in _folders(output_dir / STAGES) if folder.name not in used and old(folder)
+    )
+    spills = tuple(target for stage in stages for target in _spills(stage))
+    return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills))
+
+
+def remove(output_dir: Path, unneeded: Unneeded) -> None:
+    """Remove what `find_unneeded` found.
+
+    Raises:
+        StorageError: a file cannot be removed; to run it again goes on.
+    """
+    for folder in unneeded.runs:
+        with publishing(output_dir, folder.name), storage_errors(folder, "remove"):
+            (folder / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+    for spill in unneeded.spills:
+        with storage_errors(spill, "remove"):
+            spill.unlink(missing_ok=True)
+    for folder in unneeded.stages:
+        with storage_errors(folder, "remove"):
+            shutil.rmtree(folder / RECEIPTS, ignore_errors=True)
+            shutil.rmtree(folder)
+
+
+def _folders(parent: Path) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _spills(stage: Path) -> Iterator[Path]:
+    """Files in a spill folder: there they have the path that their links have here."""
+    for path in stage.iterdir():
+        if path.is_symlink():
+            target = path.readlink()
+            if target.parts[-3:] == (STAGES, stage.name, path.name):
+                yield target
+
+
+def _freed_bytes(folders: list[Path], spills: tuple[Path, ...]) -> int:
+    names: Counter[tuple[int, int]] = Counter()
+    sizes: dict[tuple[int, int], tuple[int, int]] = {}
+    files = [
+        path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    ]
+    for path in [*files, *(spill for spill in spills if spill.is_file())]:
+        found = path.stat()
+        inode = (found.st_dev, found.st_ino)
+        names[inode] += 1
+        sizes[inode] = (found.st_nlink, found.st_size)
+    return sum(size for inode, (links, size) in sizes.items() if names[inode] >= links)

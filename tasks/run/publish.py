@@ -1,0 +1,165 @@
+"""Publishing: the run folder is filled, the manifest written last, then `latest` moves in one step.
+
+A consumer sees the old run or the new one. Links into the stages cost no space; where the file system has no
+hard links they become copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.run import FileRecord, InputRecord, RowLedger, RunManifest
+from tasks.inputs.fingerprint import check_unchanged
+from tasks.run.environment import environment, versions
+from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
+from tasks.storage.atomic import TEMP_PREFIX, link_file, storage_errors, swap_symlink, write_file
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A validated run, ready to be seen.
+
+    Attributes:
+        published: names at the top of the output directory, and where they lead.
+        output_dir: root of the run layout.
+        links: published path to the stage file it is a second name of; their records are relative to `output_dir`.
+        symlinks: published path to relative target.
+        documents: published path to the bytes of a small file.
+        ledger, statistics: of the whole run.
+        stages: what each stage was, for lineage.
+        config: the resolved configuration as JSON.
+        inputs: fingerprints of every input file; `seen`: what each looked like when it was hashed.
+        report: the page about this run, or nothing. It tells what this execution did and found cached, so it is no
+            output: the manifest does not record it, and two runs of one configuration may differ in it.
+    """
+
+    flow: str
+    published: Mapping[str, str]
+    output_dir: str
+    run_hash: str
+    links: Mapping[str, FileRecord]
+    ledger: RowLedger
+    statistics: dict[str, Any]
+    stages: dict[str, str]
+    config: str
+    inputs: tuple[InputRecord, ...]
+    seen: Mapping[str, list[int]]
+    symlinks: dict[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    report: bytes | None = None
+
+
+def publish_run(publication: Publication) -> RunManifest:
+    """Fill the run folder, write its manifest, move `latest`.
+
+    Raises:
+        InputError: an input changed since it was hashed; nothing is published.
+        StorageError: a file cannot be linked or written.
+    """
+    check_unchanged(publication.seen)
+    root, run_hash = Path(publication.output_dir), publication.run_hash
+    notes = {
+        "config.json": publication.config.encode() + b"\n",
+        "inputs.json": json_document([record.model_dump() for record in publication.inputs]),
+    }
+    if publication.report is not None:
+        notes[REPORT_PAGE] = publication.report
+    with publishing(root, run_hash):
+        outputs = fill_run(
+            root, run_hash, publication.links, publication.symlinks, publication.documents, notes
+        )
+        manifest = RunManifest(
+            flow=publication.flow,
+            run_hash=run_hash,
+            outputs=outputs,
+            links=publication.symlinks,
+            ledger=publication.ledger,
+            statistics=publication.statistics,
+            stages=publication.stages,
+            versions=versions(),
+            environment=environment(),
+        )
+        commit_run(root, manifest, publication.published)
+    return manifest
+
+
+def json_document(value: Any) -> bytes:
+    """A small JSON file for people to read."""
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+def fill_run(
+    output_dir: Path,
+    run_hash: str,
+    links: Mapping[str, FileRecord],
+    symlinks: Mapping[str, str],
+    documents: Mapping[str, bytes],
+    notes: Mapping[str, bytes],
+) -> tuple[FileRecord, ...]:
+    """Put every file of a run under its published name; returns their records relative to the run folder.
+
+    Args:
+        links: published path to a file whose record is relative to the output directory.
+        symlinks: published path to relative link target.
+        documents: published path to content.
+        notes: as `documents`, for files about the run itself; they have no record in the manifest.
+    """
+    folder = run_folder(output_dir, run_hash)
+    records = []
+    for name, record in links.items():
+        link_file(output_dir / record.path, folder / name)
+        records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))
+    for name, target in symlinks.items():
+        link = folder / name
+        with storage_errors(link):
+            link.parent.mkdir(parents=True, exist_ok=True)
+        swap_symlink(link, target)
+    for name, content in documents.items():
+        records.append(write_file(folder / name, content).record(folder))
+    for name, content in notes.items():
+        write_file(folder / name, content)
+    _remove_leftovers(folder, {record.path for record in records} | {*symlinks, *notes, MANIFEST})
+    return tuple(sorted(records, key=lambda record: record.path))
+
+
+def commit_run(output_dir: Path, manifest: RunManifest, published: Mapping[str, str]) -> None:
+    """Write the manifest, then point `latest` and the top-level names at the run."""
+    folder = run_folder(output_dir, manifest.run_hash)
+    write_file(folder / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    point_latest(output_dir, manifest.run_hash, published)
+
+
+def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) -> None:
+    """Make `latest` name this run; does nothing if it already does."""
+    for name, target in {LATEST: f"{RUNS}/{run_hash}", **published}.items():
+        link = output_dir / name
+        if not link.is_symlink() or os.fspath(link.readlink()) != target:
+            swap_symlink(link, target)
+
+
+@contextlib.contextmanager
+def publishing(output_dir: Path, run_hash: str) -> Iterator[None]:
+    """Hold the run's publication lock; the kernel releases it if this process dies."""
+    path = output_dir / RUNS / f".{run_hash}.lock"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_leftovers(folder: Path, wanted: set[str]) -> None:
+    """Remove what an attempt that was killed half-way left in this run folder."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = path.relative_to(folder).as_posix()
+        stale = name not in wanted and (path.is_symlink() or path.is_file())
+        if stale or path.name.startswith(TEMP_PREFIX):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,267 @@
+"""Receipts on disk: the result records Prefect persists, read and written without Prefect.
+
+A record is one JSON object, the form Prefect 3.8 writes when no separate metadata storage is set::
+
+    {"metadata": {"storage_key": "...", "expiration": null, "serializer": {"type": "gristmill-receipt"},
+                  "prefect_version": "3.8.8", "storage_block_id": null},
+     "result": "{\"format\":1,\"task\":\"pack\", ...}"}
+
+Prefect obeys the serializer a record names, and "pickle" runs code, so nothing but exactly this form with
+our serializer is a receipt here: unknown keys are refused (Prefect moves a top-level `serializer`, its old
+format, over the one in `metadata`), and so are repeated ones (two parsers may pick different values).
+`storage_key` is the path at the time of writing; nobody reads it, so a moved output directory keeps its hits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from schemas.errors import IntegrityError
+from schemas.run import RECEIPT_FORMAT, FileRecord, Receipt, Record
+from tasks.storage.atomic import storage_errors, write_file
+
+SERIALIZER_TYPE = "gristmill-receipt"
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_KEY = re.compile(rf"stages/{_NAME}/receipts/{_NAME}-[0-9]{{6,}}\.json")
+
+
+class Verify(StrEnum):
+    """How closely the files of a receipt are looked at before it counts."""
+
+    SIZE = "size"
+    SHA256 = "sha256"
+    OFF = "off"
+
+
+class _SerializerForm(Record):
+    type: Literal["gristmill-receipt"]
+
+
+class _MetadataForm(Record):
+    storage_key: str | None = None
+    # We never let a result expire; to Prefect an expired record is a miss, so it must not be a hit here.
+    expiration: None = None
+    serializer: _SerializerForm
+    prefect_version: str = ""
+    storage_block_id: UUID | None = None
+
+
+class _RecordForm(Record):
+    metadata: _MetadataForm
+    result: str
+
+
+def receipt_key(stage: str, task: str, part: int) -> str:
+    """Where a receipt lives, relative to the output directory; also Prefect's cache key.
+
+    >>> receipt_key("0123456789abcdef", "pack", 7)
+    'stages/0123456789abcdef/receipts/pack-000007.json'
+    """
+    return f"stages/{stage}/receipts/{task}-{part:06d}.json"
+
+
+def record_path(output_dir: Path, key: str) -> Path:
+    """The file of a receipt key.
+
+    Raises:
+        IntegrityError: code `bad_key`; the key has not the form `receipt_key` gives it.
+    """
+    if not _KEY.fullmatch(key):
+        raise IntegrityError(
+            f"{key!r} is no receipt key; allowed: stages/{{stage}}/receipts/{{task}}-{{part:06d}}.json with "
+            "names of letters, digits, '_', '.' and '-'",
+            code="bad_key",
+        )
+    return output_dir / key
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """A receipt as JSON that reads back as an equal receipt.
+
+    Raises:
+        IntegrityError: code `not_json`; the statistics hold something JSON would change (a tuple, NaN, a
+            numpy number, a key that is no string), so a cached run would see other values than the first.
+    """
+    try:
+        data = receipt.model_dump_json().encode()
+        same = decode_receipt(data) == receipt
+    except (ValueError, IntegrityError):
+        same = False
+    if not same:
+        raise IntegrityError(
+            f"the receipt of {receipt.task!r} part {receipt.part} does not survive JSON; its statistics may "
+            "hold only str, int, finite float, bool, None, list and dict with str keys",
+            code="not_json",
+        )
+    return data
+
+
+def decode_receipt(data: bytes | str) -> Receipt:
+    """The inverse of `encode_receipt`.
+
+    Raises:
+        IntegrityError: code `foreign_record`; this is not exactly one receipt of the current format.
+    """
+    try:
+        receipt = Receipt.model_validate_json(data)
+    except (ValidationError, IntegrityError) as error:
+        raise _foreign(f"its result is no receipt ({_first_line(error)})") from None
+    if receipt.format != RECEIPT_FORMAT:
+        raise _foreign(f"its receipt has format {receipt.format}, this version reads {RECEIPT_FORMAT}")
+    return receipt
+
+
+def parse_record(data: bytes) -> Receipt:
+    """The receipt in a persisted record.
+
+    Raises:
+        IntegrityError: code `foreign_record`; torn, or not written by our serializer.
+    """
+    try:
+        plain = json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats)
+        form = _RecordForm.model_validate(plain)
+    except (ValueError, RecursionError) as error:
+        raise _foreign(_first_line(error)) from None
+    return decode_receipt(form.result)
+
+
+def format_record(receipt: Receipt) -> bytes:
+    """A record Prefect reads back as a hit.
+
+    Raises:
+        IntegrityError: code `not_json`, see `encode_receipt`.
+    """
+    metadata = {
+        "storage_key": receipt_key(receipt.stage, receipt.task, receipt.part),
+        "expiration": None,
+        "serializer": {"type": SERIALIZER_TYPE},
+        "storage_block_id": None,
+    }
+    record = {"metadata": metadata, "result": encode_receipt(receipt).decode()}
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
+    """Check that the files of a receipt are there, as it says.
+
+    `size` costs one stat a file and finds missing and truncated files; `sha256` reads them and finds flipped
+    bits; `off` looks at nothing but the paths.
+
+    Raises:
+        IntegrityError: code `missing_output` or `changed_output`, naming the file, what was expected and
+            what was found; `foreign_record` when a path leaves `output_dir`.
+        StorageError: a file is there and cannot be looked at.
+    """
+    for file in receipt.files:
+        relative = PurePosixPath(file.path)
+        if relative.is_absolute() or ".." in relative.parts or "\0" in file.path:
+            raise _foreign(f"it names the file {file.path!r}, outside the output directory")
+        if level is not Verify.OFF:
+            _verify_file(file, output_dir / relative, level)
+
+
+def _verify_file(file: FileRecord, path: Path, level: Verify) -> None:
+    with storage_errors(path, "read"):
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            raise IntegrityError(
+                f"an output is missing: expected {file.bytes:,} bytes, found no file",
+                code="missing_output",
+                where=str(path),
+            )
+        if found.st_size != file.bytes:
+            raise IntegrityError(
+                f"an output changed: expected {file.bytes:,} bytes, found {found.st_size:,}",
+                code="changed_output",
+                where=str(path),
+            )
+        if level is Verify.SHA256:
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != file.sha256:
+                raise IntegrityError(
+                    f"an output changed: expected sha256 {file.sha256}, found {digest}",
+                    code="changed_output",
+                    where=str(path),
+                )
+
+
+def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
+    """The receipt under `key`, None when there is none.
+
+    Raises:
+        IntegrityError: the record is foreign or torn, belongs to other work, or its files do not verify.
+        StorageError: it cannot be read.
+    """
+    path = record_path(output_dir, key)
+    with storage_errors(path, "read"):
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    receipt = parse_record(data)
+    if receipt_key(receipt.stage, receipt.task, receipt.part) != key:
+        raise _foreign(f"it is the receipt of {receipt.task!r} part {receipt.part}, stage {receipt.stage!r}")
+    verify_files(receipt, output_dir, verify)
+    # `prune` leaves alone what was used lately. A folder that cannot be written cannot be pruned either.
+    with contextlib.suppress(OSError):
+        os.utime(path.parent.parent)
+    return receipt
+
+
+def load_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
+    """The receipt under `key` if it can be relied on, else None: the work must be done (again).
+
+    Raises:
+        StorageError: the record or one of its files is there and cannot be read.
+    """
+    try:
+        return check_receipt(output_dir, key, verify)
+    except IntegrityError:
+        return None
+
+
+def save_receipt(output_dir: Path, receipt: Receipt) -> None:
+    """Persist a receipt, whole or not at all; Prefect takes it as a hit.
+
+    Raises:
+        IntegrityError: code `not_json` or `bad_key`.
+        StorageError: it cannot be written.
+    """
+    key = receipt_key(receipt.stage, receipt.task, receipt.part)
+    write_file(record_path(output_dir, key), format_record(receipt))
+
+
+def _foreign(reason: str) -> IntegrityError:
+    return IntegrityError(
+        f"a result record was not written by Gristmill or is damaged: {reason}", code="foreign_record"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        fault = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+    return str(error).partition("\n")[0]
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
+        raise ValueError("a key is repeated")
+    return plain

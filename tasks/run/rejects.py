@@ -1,0 +1,99 @@
+"""Rows that were left out: why, and the file that lists them.
+
+A reject file is Parquet with `source_file string, row int64, reason string, detail string`; `row` is the
+0-based line of a text file, or row of a Parquet file. It exists only if something was rejected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from schemas.run import FileRecord
+from tasks.storage.atomic import AtomicFile
+
+_DETAIL_CHARACTERS = 500
+_FLUSH_ROWS = 50_000
+
+
+class RowRejected(Exception):  # noqa: N818 - a verdict on one row, caught per row; not a failure of the run
+    """One input row cannot be used; it goes to `rejects/` with this reason and the run goes on.
+
+    Args:
+        reason: stable `snake_case` key that ledgers count by.
+        detail: what is wrong and where in the row, for people.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+class RejectWriter:
+    """Collects rejected rows and writes them in batches; memory stays bounded when every row is bad.
+
+    Args:
+        path: the reject file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[tuple[str, int, str, str]] = []
+        self._file: AtomicFile | None = None
+        self._writer: Any = None
+
+    def add(self, source_file: str, row: int, reason: str, detail: str) -> None:
+        """Note one rejected row."""
+        # A lone surrogate in the detail (an unknown role, say) cannot be stored as UTF-8.
+        safe = detail[:_DETAIL_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+        self._rows.append((source_file, row, reason, safe))
+        if len(self._rows) >= _FLUSH_ROWS:
+            self._flush()
+
+    def finish(self, root: Path) -> list[FileRecord]:
+        """Commit the file, if there is anything in it; returns its record relative to `root`."""
+        self._flush()
+        if self._file is None:
+            # An earlier attempt under the same name, torn before its receipt, must not be mistaken for ours.
+            self._path.unlink(missing_ok=True)
+            return []
+        self._writer.close()
+        self._file.commit()
+        return [self._file.record(root)]
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema(
+            [
+                ("source_file", pa.string()),
+                ("row", pa.int64()),
+                ("reason", pa.string()),
+                ("detail", pa.string()),
+            ]
+        )
+        columns = zip(*self._rows, strict=True)
+        table = pa.table([list(column) for column in columns], schema=schema)
+        if self._file is None:
+            self._file = AtomicFile(self._path)
+            self._writer = pq.ParquetWriter(pa.PythonFile(self._file, mode="w"), schema, compression="zstd")
+        self._writer.write_table(table)
+        self._rows = []
+
+    def __enter__(self) -> RejectWriter:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None and self._file is not None:
+            # Closed here, because its destructor would write to the removed file and complain.
+            with contextlib.suppress(Exception):
+                self._writer.close()
+            self._file.__exit__(kind, error, trace)

@@ -1,0 +1,108 @@
+"""Which Prefect API a run talks to.
+
+In this order: the one it was told (`--address`), the one Prefect is configured for (`PREFECT_API_URL`, a profile,
+`prefect.toml`), the server `up` started, an embedded one.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.parse
+from typing import Literal, NamedTuple
+
+from schemas.errors import ConfigError, WorkError
+from tasks.server.embedded import EmbeddedServer
+from tasks.server.http import answers, call
+from tasks.server.state import State
+
+_API_URL = "PREFECT_API_URL"
+_embedded: EmbeddedServer | None = None
+
+
+class Api(NamedTuple):
+    """A Prefect API.
+
+    Attributes:
+        url: with `/api`.
+        kind: `given`, `configured`, `local` or `embedded`.
+        ui: where its UI is, or nothing.
+    """
+
+    url: str
+    kind: Literal["given", "configured", "local", "embedded"]
+    ui: str | None
+
+
+def use_api(address: str | None) -> Api:
+    """Find or start the API for this process's runs, and point Prefect here and in child processes at it.
+
+    Imports Prefect. An embedded server serves all further runs of this process.
+
+    Raises:
+        ConfigError: code `bad_address`.
+        WorkError: code `unreachable_server` or `no_server`.
+    """
+    api = _find(address)
+    os.environ[_API_URL] = api.url
+    # Prefect read the environment when it was imported.
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()
+    return api
+
+
+def _find(address: str | None) -> Api:
+    global _embedded
+    if address is not None:
+        url = normal_address(address)
+        _reach(url, "--address")
+        return Api(url, "given", url.removesuffix("/api"))
+    if _embedded is not None:
+        return Api(_embedded.url, "embedded", None)
+    from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
+
+    configured = PREFECT_API_URL.value()
+    if configured:
+        _reach(configured, _API_URL)
+        return Api(configured, "configured", PREFECT_UI_URL.value())
+    state = State.of_user()
+    record = state.read()
+    if record is not None and record.server.running and answers(record.url):
+        return Api(record.url, "local", f"{record.ui}/v2")
+    _embedded = EmbeddedServer(state)
+    return Api(_embedded.url, "embedded", None)
+
+
+def normal_address(address: str) -> str:
+    """The URL of an API from what people write: with or without `/api`.
+
+    >>> normal_address("http://127.0.0.1:4200/")
+    'http://127.0.0.1:4200/api'
+
+    Raises:
+        ConfigError: code `bad_address`.
+    """
+    parts = urllib.parse.urlsplit(address.rstrip("/"))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{address!r} is no address of a Prefect server; write http://HOST:PORT/api",
+            code="bad_address",
+            where="--address",
+        )
+    return address.rstrip("/") if parts.path.rstrip("/") else f"{address.rstrip('/')}/api"
+
+
+def _reach(url: str, where: str) -> None:
+    """Make sure somebody answers; the hosted product has no health check, so any answer will do."""
+    try:
+        call(f"{url}/health", timeout_s=10.0)
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise WorkError(
+            f"no Prefect server answers at {url} ({reason}); start it, or give another address",
+            code="unreachable_server",
+            where=where,
+        ) from error

@@ -1,0 +1,226 @@
+"""`up`, `status` and `down`: a server, a worker and the deployments, in the background.
+
+The record of what runs is only written, and processes are only started and ended, under the state folder's lock:
+two `up` at once start one server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas.errors import WorkError
+from tasks.server.deploy import (
+    client_environment,
+    deploy,
+    deployments,
+    deployments_digest,
+    make_pool,
+    worker_command,
+    worker_online,
+)
+from tasks.server.http import answers, wait_until
+from tasks.server.launch import (
+    START_TIMEOUT_S,
+    api_url,
+    listening_socket,
+    server_command,
+    server_environment,
+)
+from tasks.server.processes import MARK, Started, end, marked, start_apart
+from tasks.server.state import Record, State
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What runs, seen from outside.
+
+    Attributes:
+        record: what `up` started last, if anything.
+        server, worker: whether the process runs.
+        healthy: whether the server answers.
+        online: whether the server hears from the worker.
+        deployments: `flow/deployment` of each.
+        schedules: how many schedules are switched on.
+    """
+
+    state: State
+    record: Record | None = None
+    server: bool = False
+    worker: bool = False
+    healthy: bool = False
+    online: bool = False
+    deployments: tuple[str, ...] = ()
+    schedules: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.healthy and self.worker and self.online and bool(self.deployments)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scripts; `pid` is null for what does not run."""
+        record = self.record
+        return {
+            "ok": self.ok,
+            "url": record.url if record else None,
+            "ui": record.ui if record else None,
+            "server": {"pid": record.server.pid if record and self.server else None, "healthy": self.healthy},
+            "worker": {
+                "pid": record.worker.pid if record and record.worker and self.worker else None,
+                "online": self.online,
+            },
+            "deployments": list(self.deployments),
+            "schedules_on": self.schedules,
+            "state": str(self.state.folder),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if self.record is None:
+            return ["nothing is running; start it with: gristmill up"]
+        seen = self.as_dict()
+        server = _words(seen["server"]["pid"], self.healthy, "answers", "does not answer")
+        worker = _words(seen["worker"]["pid"], self.online, "is online", "is not heard of")
+        on = f"{self.schedules} schedules on" if self.schedules else "no schedule is on"
+        return [
+            f"ui           {self.record.ui}",
+            f"api          {self.record.url}",
+            f"server       {server}",
+            f"worker       {worker}",
+            f"deployments  {len(self.deployments)}, {on}",
+            f"files        {self.state.files}",
+            f"logs         {self.state.log('server')}, {self.state.log('worker')}",
+            *([] if self.ok else ["NOT ALL OF IT RUNS; repair it with: gristmill up"]),
+        ]
+
+
+def _words(pid: int | None, well: bool, yes: str, no: str) -> str:
+    return "does not run" if pid is None else f"pid {pid}, {yes if well else no}"
+
+
+def up(state: State, port: int | None = None, say: Say = lambda line: None) -> Status:
+    """Start what does not run, and leave alone what does.
+
+    Args:
+        state: the folder to keep it in.
+        port: of a new server; else the usual one, or any that is free.
+        say: told what is being done.
+
+    Raises:
+        ConfigError: code `port_in_use`.
+        StorageError: the state folder cannot be used.
+        WorkError: a part did not start; what it said is in the message.
+    """
+    digest = deployments_digest()
+    state.create()
+    with state.locked(), ThreadPoolExecutor(1) as aside:
+        inputs = aside.submit(_write_inputs, state)
+        record = state.read()
+        if record is None or not record.server.running or not answers(record.url, timeout_s=10.0):
+            record = _start_server(state, record, port, say)
+        make_pool(record.url)
+        if record.worker is None or not record.worker.running:
+            say("starting the worker")
+            record = _start_worker(state, record)
+        inputs.result()
+        if record.deployed != digest or not deployments(record.url):
+            say("deploying the flows")
+            deploy(state, record.url)
+            record = replace(record, deployed=digest)
+            state.write(record)
+        worker, url = record.worker, record.url
+        assert worker is not None  # noqa: S101 - started above
+        wait_until(lambda: not worker.running or worker_online(url), START_TIMEOUT_S)
+        if not worker.running:
+            raise _failed(state, "worker")
+    return status(state)
+
+
+def status(state: State) -> Status:
+    """What runs now. Changes nothing."""
+    record = state.read()
+    if record is None:
+        return Status(state)
+    seen = Status(
+        state,
+        record,
+        server=record.server.running,
+        worker=record.worker is not None and record.worker.running,
+        healthy=record.server.running and answers(record.url),
+    )
+    if not seen.healthy:
+        return seen
+    found = deployments(record.url)
+    return replace(
+        seen,
+        online=worker_online(record.url),
+        deployments=tuple(sorted(entry["name"] for entry in found)),
+        schedules=sum(schedule["active"] for entry in found for schedule in entry["schedules"]),
+    )
+
+
+def down(state: State) -> int:
+    """End the worker with its runs, then the server; returns how many processes there were.
+
+    The worker goes first, so that runs can still tell the server how they ended.
+    """
+    if not state.folder.exists():
+        return 0
+    with state.locked():
+        return _end_all(state)
+
+
+def _end_all(state: State, record: Record | None = None) -> int:
+    record = record or state.read()
+    recorded = [] if record is None else [part for part in (record.worker, record.server) if part is not None]
+    server = None if record is None else record.server
+    # What the worker started, and what it left behind when it was killed, bears the mark.
+    found = {process.pid: process for process in [*recorded, *marked(str(state.folder))] if process.running}
+    end([process for process in found.values() if process != server])
+    end([process for process in found.values() if process == server])
+    state.forget()
+    return len(found)
+
+
+def _start_server(state: State, before: Record | None, port: int | None, say: Say) -> Record:
+    say("starting the server")
+    # Half of a server, or the worker of one that is gone, helps nobody.
+    _end_all(state, before)
+    with listening_socket(port) as listener:
+        url = api_url(listener)
+        environ = server_environment(state, url) | {MARK: str(state.folder)}
+        server = start_apart(
+            server_command(listener), environ, state.log("server"), state.folder, (listener.fileno(),)
+        )
+    record = Record(url, server, deployed=before.deployed if before else "")
+    state.write(record)
+    wait_until(lambda: not server.running or answers(url), START_TIMEOUT_S)
+    if not server.running or not answers(url, timeout_s=10.0):
+        _end_all(state)
+        raise _failed(state, "server")
+    return record
+
+
+def _start_worker(state: State, record: Record) -> Record:
+    worker: Started = start_apart(
+        worker_command(), client_environment(state, record.url), state.log("worker"), state.files
+    )
+    record = replace(record, worker=worker)
+    state.write(record)
+    return record
+
+
+def _failed(state: State, name: str) -> WorkError:
+    log = state.log(name)
+    said = log.read_text(errors="replace").strip()[-2000:]
+    return WorkError(f"the {name} did not start; it said: {said}", code=f"no_{name}", where=str(log))
+
+
+def _write_inputs(state: State) -> None:
+    from tasks.demo.inputs import write_inputs
+
+    write_inputs(state.files / "demo-output" / "inputs")

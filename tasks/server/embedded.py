@@ -1,0 +1,89 @@
+"""A Prefect server for the runs of one process, which it never outlives.
+
+The server reads from a pipe that this process holds open. The kernel closes it when this process ends, in whatever
+way, and the server ends then. Its database is the one of the server in the background, so runs made without that
+one appear in its UI later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.errors import WorkError
+from tasks.server.http import answers, wait_until
+from tasks.server.launch import (
+    START_TIMEOUT_S,
+    api_url,
+    listening_socket,
+    server_command,
+    server_environment,
+)
+from tasks.server.processes import private_file
+from tasks.server.state import State
+
+_STOP_S = 10.0
+
+
+class EmbeddedServer:
+    """A server in a child process, up once this object is made.
+
+    Raises:
+        WorkError: code `no_server`; it did not start. The message ends with what it said.
+    """
+
+    def __init__(self, state: State) -> None:
+        state.create()
+        log = state.folder / f"embedded-{os.getpid()}.log"
+        with listening_socket(None, usual=False) as listener, _making_the_database(state):
+            self.url = api_url(listener)
+            with private_file(log) as output:
+                self._process = subprocess.Popen(
+                    server_command(listener, "--embedded"),
+                    env=server_environment(state, self.url) | {"PREFECT_SERVER_UI_ENABLED": "false"},
+                    cwd=state.folder,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    # Ctrl-C in the terminal is for the run, which still has to report its end.
+                    start_new_session=True,
+                    pass_fds=(listener.fileno(),),
+                )
+            atexit.register(self.stop)
+            try:
+                self._wait(log)
+            finally:
+                # On Unix the server goes on writing to it; nobody needs to find it.
+                log.unlink(missing_ok=True)
+
+    def _wait(self, log: Path) -> None:
+        wait_until(lambda: self._process.poll() is not None or answers(self.url), START_TIMEOUT_S)
+        if self._process.poll() is None and answers(self.url):
+            return
+        said = log.read_text(errors="replace").strip()[-2000:]
+        self.stop()
+        raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
+
+    def stop(self) -> None:
+        """Let the server write what it was sent last, and end it."""
+        atexit.unregister(self.stop)
+        assert self._process.stdin is not None  # noqa: S101 - it was opened above
+        self._process.stdin.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def _making_the_database(state: State) -> Iterator[None]:
+    """One embedded server starts at a time: two would both create the tables of a new database."""
+    with private_file(state.home / ".starting") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,78 @@
+"""The process of a local Prefect server, embedded or in the background.
+
+    python -m tasks.server.serve --socket FD [--embedded]
+
+The socket is bound and listening before this process starts: nobody can take the port in between, and early
+connections wait. An embedded server ends when its standard input does, which the kernel sees to however the run
+that holds the other end ends, `kill -9` included; it has no UI.
+
+Lists that the server would fetch from the internet come from its own package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks.server.asgi import loads_from_itself, repeats_when_busy
+
+_GRACE_S = 3
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--embedded", action="store_true")
+    options = parser.parse_args()
+
+    serving: list[Any] = []
+    if options.embedded:
+        threading.Thread(target=_end_with_run, args=(serving,), name="end-with-run", daemon=True).start()
+
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral=options.embedded, final=True)
+    _keep_collections_local()
+    config = uvicorn.Config(
+        loads_from_itself(repeats_when_busy(app)),
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    serving.append(uvicorn.Server(config))
+    serving[0].run(sockets=[socket.socket(fileno=options.socket)])
+
+
+def _end_with_run(serving: list[Any]) -> None:
+    """End this process when standard input ends: at once before it serves, then within `_GRACE_S`."""
+    while sys.stdin.buffer.read(1):
+        pass
+    if serving and serving[0].started:
+        # What it was sent last is still on its way to the database.
+        serving[0].should_exit = True
+        time.sleep(_GRACE_S)
+    os._exit(1)
+
+
+def _keep_collections_local() -> None:
+    """The catalogue of worker types, which Prefect asks GitHub for, from the files it falls back on."""
+    from prefect.server.api import collections
+
+    folder = Path(collections.__file__).parent / "collections_data" / "views"
+    views = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+    # Without the address of a view there is nothing to ask; what is not on disk is answered by "not found".
+    collections.KNOWN_VIEWS.clear()
+    collections.GLOBAL_COLLECTIONS_VIEW_CACHE = views  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    main()

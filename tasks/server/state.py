@@ -1,0 +1,131 @@
+"""Where the local server keeps what it needs: a folder of the user, never of a project.
+
+{folder}/server.json       what runs, mode 0600
+{folder}/server.log, worker.log, deploy.log
+{folder}/prefect/          home of the server: its database, the UI's files
+{folder}/files/            where runs of the deployments start: relative paths in their forms begin here
+{folder}/.lock             held while `up` or `down` works
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.server.processes import Started, private_file
+from tasks.storage.atomic import storage_errors
+
+STATE_VARIABLE = "GRISTMILL_STATE_DIR"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What `up` started.
+
+    Attributes:
+        url: of the API, with `/api`.
+        server, worker: the processes.
+        deployed: digest of the deployments the server was given, empty while there are none.
+    """
+
+    url: str
+    server: Started
+    worker: Started | None = None
+    deployed: str = ""
+
+    @property
+    def ui(self) -> str:
+        return self.url.removesuffix("/api")
+
+
+@dataclass(frozen=True)
+class State:
+    """The state folder."""
+
+    folder: Path
+    record_path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record_path", self.folder / "server.json")
+
+    @classmethod
+    def of_user(cls) -> State:
+        """`$GRISTMILL_STATE_DIR`, else `gristmill` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
+        chosen = os.environ.get(STATE_VARIABLE)
+        if chosen:
+            return cls(Path(chosen).expanduser().absolute())
+        home = os.environ.get("XDG_STATE_HOME", "")
+        # The XDG rules: a relative path is to be ignored.
+        base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
+        return cls(base / "gristmill")
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "prefect"
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "files"
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def create(self) -> None:
+        """Make the folders, readable by the user alone.
+
+        Raises:
+            StorageError: they cannot be made.
+        """
+        with storage_errors(self.folder, "make the state folder"):
+            for folder in (self.folder, self.home, self.files):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One `up` or `down` at a time; the others wait. The kernel drops the lock of a killed process."""
+        with storage_errors(self.folder, "lock the state folder"):
+            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError:
+                os.close(descriptor)
+                raise
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> Record | None:
+        """What `up` recorded; `None` if there is nothing, or nothing that can be read."""
+        try:
+            raw: dict[str, Any] = json.loads(self.record_path.read_text(encoding="utf-8"))
+            worker = raw["worker"]
+            return Record(
+                url=str(raw["url"]),
+                server=Started(**raw["server"]),
+                worker=Started(**worker) if worker else None,
+                deployed=str(raw["deployed"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, record: Record) -> None:
+        """Keep a record; a reader sees the old one or this one.
+
+        Raises:
+            StorageError: writing failed.
+        """
+        temporary = self.record_path.with_suffix(".tmp")
+        with storage_errors(self.record_path):
+            with private_file(temporary) as file:
+                file.write(json.dumps(asdict(record)).encode())
+            temporary.replace(self.record_path)
+
+    def forget(self) -> None:
+        self.record_path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""A chat row to tokens and a loss mask."""

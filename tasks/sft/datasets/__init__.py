@@ -1,0 +1,33 @@
+"""Packed data for trainers: data sets, batches, samplers. Importing this needs neither Prefect nor torch.
+
+dataset = create_sft_dataset("runs-output/sft", split="train", tokenizer=tokenizer, max_seq_length=4096)
+loader = PackedLoader(dataset, batch_size=8, num_workers=4)
+"""
+
+from __future__ import annotations
+
+from tasks.sft.datasets.base import SftDataset
+from tasks.sft.datasets.blend import BlendedDataset
+from tasks.sft.datasets.collate import Collate, collate
+from tasks.sft.datasets.factory import create_sft_dataset
+from tasks.sft.datasets.loader import PackedLoader, PackedSampler
+from tasks.sft.datasets.packed import (
+    MultiShardDataset,
+    PackedMemmapDataset,
+    PackedNpyDataset,
+    PackedParquetDataset,
+)
+
+__all__ = [
+    "BlendedDataset",
+    "Collate",
+    "MultiShardDataset",
+    "PackedLoader",
+    "PackedMemmapDataset",
+    "PackedNpyDataset",
+    "PackedParquetDataset",
+    "PackedSampler",
+    "SftDataset",
+    "collate",
+    "create_sft_dataset",
+]

@@ -1,0 +1,129 @@
+"""From what a user names to a data set."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ConfigError
+from schemas.sft import BLEND, StorageFormat
+from tasks.sft.datasets.base import SftDataset
+from tasks.sft.datasets.blend import BlendedDataset
+from tasks.sft.datasets.order import WINDOW
+from tasks.sft.datasets.packed import (
+    Location,
+    MultiShardDataset,
+    PackedMemmapDataset,
+    PackedNpyDataset,
+    PackedParquetDataset,
+    local_path,
+    locate,
+)
+from tasks.sft.shards.find import run_at, shard_format
+
+_CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
+    StorageFormat.PARQUET: PackedParquetDataset,
+    StorageFormat.MEMMAP: PackedMemmapDataset,
+    StorageFormat.NPY: PackedNpyDataset,
+}
+# What a blend path may lack, as Megatron-style blends name shards without it.
+_ENDINGS = ("", ".parquet", ".npy")
+
+
+def create_sft_dataset(
+    spec: Location | Sequence[Location], split: str = "train", tokenizer: Any = None, **options: Any
+) -> SftDataset:
+    """A data set from whatever holds packed data.
+
+    A run or an output folder, whose latest run is resolved here and now, gives its blend: one data set for each
+    configured one, weighted as in `blend.json`; with a single one, its shards in order. Everything else gives the
+    shards in order.
+
+    Args:
+        spec: a shard, a folder, a glob, a run, an output folder, a `blend.json`, a URI, or a list of shards.
+        split: of a run, an output folder, or a folder with a folder of this name.
+        tokenizer: see `MultiShardDataset`.
+        options: further arguments of `MultiShardDataset`. With padded `cu_seqlens` a run's own pack metadata are the
+            default.
+
+    Raises:
+        ConfigError: nothing packed is there, a run has no such split, or an option is wrong.
+    """
+    if isinstance(spec, str | os.PathLike):
+        run = _run(spec)
+        if run is not None:
+            return _blend(run, split, tokenizer, options)
+        paths: Sequence[Path | str] = locate(spec, split)
+    else:
+        paths = [path for location in spec for path in locate(location, split)]
+    return _dataset(paths, tokenizer, options)
+
+
+def _dataset(paths: Sequence[Path | str], tokenizer: Any, options: dict[str, Any]) -> MultiShardDataset:
+    formats = {StorageFormat.PARQUET if isinstance(path, str) else shard_format(path) for path in paths}
+    single = formats.pop() if len(formats) == 1 else None
+    return (_CLASSES[single] if single else MultiShardDataset)(paths, tokenizer, **options)
+
+
+def _run(spec: Location) -> Path | None:
+    path = local_path(spec)
+    if path is None:
+        return None
+    if path.name == BLEND and path.is_file():
+        return path.resolve().parent
+    return run_at(path) if path.is_dir() and shard_format(path) is None else None
+
+
+def _blend(run: Path, split: str, tokenizer: Any, options: dict[str, Any]) -> SftDataset:
+    entries = _entries(run, split)
+    if options.get("pad_cu_seqlens"):
+        options.setdefault("pack_metadata_file_path", run / "pack_metadata" / f"{split}.json")
+    # The shards of a data set lie in one folder, and their weights are its own, divided by size.
+    parts = [list(part) for _, part in groupby(entries, key=lambda entry: entry[1].parent)]
+    if len(parts) == 1:
+        return _dataset([path for _, path in parts[0]], tokenizer, options)
+    samples, seed = options.pop("max_num_samples", None), options.pop("seed", 1234)
+    window = options.pop("window", WINDOW)
+    weights = [sum(weight for weight, _ in part) for part in parts]
+    # A window of the blend needs so much of each, so all together hold no more than one.
+    windows = [max(1, math.ceil(window * weight / sum(weights))) for weight in weights]
+    datasets = [
+        _dataset([path for _, path in part], tokenizer, {**options, "window": size})
+        for part, size in zip(parts, windows, strict=True)
+    ]
+    return BlendedDataset(datasets, weights, samples, seed, window=window)
+
+
+def _entries(run: Path, split: str) -> list[tuple[float, Path]]:
+    """Weight and shard of each entry of a run's blend."""
+    path = run / BLEND
+    try:
+        blend = json.loads(path.read_bytes())
+        named = blend.get(split)
+        entries = [
+            (float(weight), _shard(run, name)) for weight, name in zip(named[0::2], named[1::2], strict=True)
+        ] if named else []  # fmt: skip
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"not a readable blend: {error}", code="bad_blend", where=str(path)) from error
+    if not entries:
+        raise ConfigError(
+            f"this run has no split {split!r}; it has {', '.join(sorted(blend)) or 'none'}",
+            code="missing_split",
+            where=str(path),
+        )
+    return entries
+
+
+def _shard(run: Path, name: str) -> Path:
+    for ending in _ENDINGS:
+        path = run / f"{name}{ending}"
+        if shard_format(path) is not None:
+            return path
+    raise ConfigError(
+        f"the blend names {name!r}, which is not there", code="missing_path", where=str(run / BLEND)
+    )

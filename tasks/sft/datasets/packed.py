@@ -1,0 +1,215 @@
+"""Packed shards as a data set: one shard or many, of one format."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import ConfigError, InputError
+from schemas.sft import StorageFormat
+from schemas.verdict import Verdict
+from tasks.sft.datasets.access import Bin, BinAccess, ShardIndex
+from tasks.sft.datasets.base import SftDataset, collate_of
+from tasks.sft.datasets.order import WINDOW
+from tasks.sft.shards.find import find_shards, of_split, shard_format
+from tasks.sft.shards.remote import find_uri_shards
+from tasks.sft.shards.shard import ShardMetadata
+from tasks.sft.shards.validate import validate_shards
+
+Location = str | os.PathLike[str]
+
+
+class MultiShardDataset(SftDataset):
+    """The bins of several shards, one after the other. See `SftDataset` for samples, numbers and mapping.
+
+    Nothing is read before it is needed; then the index of every shard is (schema, metadata, row groups), and after
+    that shards are opened as their bins are asked for.
+
+    Args:
+        file_path: a shard, a folder or a glob of shards, or a list of those; URIs for Parquet.
+        tokenizer: with an `eos_id` or `eos_token_id` to fill up batches with; 0 without one.
+        max_seq_length: longest row of a batch in runtime lengths; `None` for any.
+        max_num_samples: how many samples there are; `None`: each bin once, in order.
+        seed: of the mapping.
+        return_cu_seqlen: batches have `cu_seqlens`.
+        pad_cu_seqlens: of one shape; needs the pack metadata, and fills rows up to `max_seq_length`.
+        pack_metadata_file_path: a run's `pack_metadata/{split}.json`.
+        pad_to_max_length: fill rows up to `max_seq_length`; `None`: if `pad_cu_seqlens`.
+        pad_seq_length_to_mult: otherwise up to a multiple of this.
+        pad_seq_to_mult: what sequences were padded to when they were packed, see `Collate`.
+        window: see `SftDataset`.
+
+    Raises:
+        ConfigError: there are no such shards, or the arguments contradict each other. On the first look: the shards
+            have different pack sizes, or a larger one than `max_seq_length`.
+        BadShardError: on the first look, a file is no packed shard; later, a bin cannot be read.
+    """
+
+    format: ClassVar[StorageFormat | None] = None
+
+    def __init__(
+        self,
+        file_path: Location | Sequence[Location],
+        tokenizer: Any = None,
+        max_seq_length: int | None = None,
+        max_num_samples: int | None = None,
+        seed: int = 1234,
+        return_cu_seqlen: bool = True,
+        pad_cu_seqlens: bool = False,
+        pack_metadata_file_path: Location | None = None,
+        *,
+        pad_to_max_length: bool | None = None,
+        pad_seq_length_to_mult: int = 16,
+        pad_seq_to_mult: int = 1,
+        window: int = WINDOW,
+    ) -> None:
+        super().__init__(max_num_samples, seed, window)
+        self.collate_fn = collate_of(
+            tokenizer,
+            max_seq_length,
+            return_cu_seqlen,
+            pad_cu_seqlens,
+            pack_metadata_file_path,
+            pad_to_max_length,
+            pad_seq_length_to_mult,
+            pad_seq_to_mult,
+        )
+        locations = [file_path] if isinstance(file_path, str | os.PathLike) else list(file_path)
+        if not locations:
+            raise ConfigError("an empty list of shards", code="missing_path", where="file_path")
+        self._access = BinAccess([path for location in locations for path in self._find(location)], window)
+        self._checked = False
+
+    def _find(self, location: Location) -> list[Path] | list[str]:
+        paths = locate(location)
+        for path in paths:
+            found = StorageFormat.PARQUET if isinstance(path, str) else shard_format(path)
+            if self.format is not None and found is not self.format:
+                raise ConfigError(
+                    f"this shard is {found}, {type(self).__name__} reads {self.format}; create_sft_dataset takes any",
+                    code="other_format",
+                    where=str(path),
+                )
+        return paths
+
+    @property
+    def paths(self) -> tuple[Path | str, ...]:
+        """The shards, in order."""
+        return self._access.paths
+
+    @property
+    def metadata(self) -> ShardMetadata:
+        """What the shards say about themselves."""
+        return self._index.metadata
+
+    @property
+    def _index(self) -> ShardIndex:
+        index = self._access.index
+        if not self._checked:
+            size, most = index.metadata.pack_size, self.collate_fn.max_seq_length
+            if size is not None and most is not None and size > most:
+                raise ConfigError(
+                    f"max_seq_length {most} is below the pack size {size}: bins would not fit; "
+                    "raise it, or pack to that size",
+                    code="too_long",
+                    where=str(self.paths[0]),
+                )
+            self._checked = True
+        return index
+
+    @property
+    def num_bins(self) -> int:
+        return self._index.bin_offsets[-1]
+
+    @property
+    def bin_groups(self) -> NDArray[np.int64]:
+        return self._index.group_offsets
+
+    def bin(self, number: int) -> Bin:
+        return self._access.bin(number)
+
+    def validate(self) -> Verdict:
+        """Check every row against the invariants; `raise_if_bad` of the verdict makes an error of a fault."""
+        local = [path for path in self.paths if isinstance(path, Path)]
+        if len(local) < len(self.paths):
+            raise InputError("rows are validated in local or mounted files", code="remote_input")
+        return validate_shards(local, "folder", str(self.paths[0]))
+
+    def close(self) -> None:
+        self._access.close()
+
+
+class PackedParquetDataset(MultiShardDataset):
+    """Packed Parquet: a shard, or a folder or glob of them. Arguments as `MultiShardDataset`."""
+
+    format = StorageFormat.PARQUET
+
+
+class PackedMemmapDataset(MultiShardDataset):
+    """Packed memmap: a shard's folder, or a folder or glob of those. Arguments as `MultiShardDataset`."""
+
+    format = StorageFormat.MEMMAP
+
+
+class PackedNpyDataset(MultiShardDataset):
+    """Legacy `.npy`, read without unpickling. Arguments as `MultiShardDataset`."""
+
+    format = StorageFormat.NPY
+
+
+def locate(location: Location, split: str | None = None) -> list[Path] | list[str]:
+    """The shards that a file, folder, glob, run, output folder or URI means: resolved paths, or URIs.
+
+    Links are followed here, once: what `latest` names later does not matter any more.
+
+    Args:
+        split: of a run or output folder, or of a folder with folders named for splits.
+
+    Raises:
+        ConfigError: there are none, or of several formats; no split is chosen, and there are several.
+    """
+    text = os.fspath(location)
+    path = local_path(location)
+    if path is None:
+        return find_uri_shards(text, split)
+    if not path.exists() and glob.has_magic(str(path)):
+        # Not `Path.glob`: the pattern may be absolute.
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+        # Not the arrays inside a memmap shard, which `**` matches too.
+        shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
+        if not shards:
+            raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
+    else:
+        path = path.resolve()
+        shards = find_shards(path, split)
+        if path.is_dir():
+            below = [shard.parts[len(path.parts) :] for shard in shards]
+            shards = of_split(shards, below, split, text)
+    formats = {str(shard_format(shard)) for shard in shards}
+    if len(formats) > 1:
+        raise ConfigError(
+            f"shards of several formats, {' and '.join(sorted(formats))}, perhaps the same bins twice; name one",
+            code="mixed_shards",
+            where=text,
+        )
+    return [shard.resolve() for shard in shards]
+
+
+def local_path(location: Location) -> Path | None:
+    """The path that a location is; `None` for a URI other than `file://`.
+
+    >>> local_path("s3://bucket/shards"), str(local_path("file:///data/a%20b"))
+    (None, '/data/a b')
+    """
+    text = os.fspath(location)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "file":
+        return Path(unquote(rest))
+    return None if separator and scheme.isalnum() else Path(text).expanduser()

@@ -1,0 +1,1 @@
+"""Packed shards: one module a format and direction, and the rules that a bin keeps."""

@@ -1,0 +1,136 @@
+"""What writers of every format share: bins come in order, singly or in blocks, and appear together or not at all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from schemas.errors import WorkError
+from schemas.run import FileRecord
+from tasks.sft.shards.bins import Bins
+from tasks.storage.arrays import lengths_to_offsets
+
+
+class BinWriter(ABC):
+    """Writes one shard; nothing is visible before `finalize`, and an exception in the `with` block removes it all.
+
+    Args:
+        block_bins: bins that are gathered from `write_bin` before a block of them is written.
+
+    Attributes:
+        bins_written: so far, without those that wait for their block.
+    """
+
+    def __init__(self, block_bins: int) -> None:
+        self.bins_written = 0
+        self._block_bins = block_bins
+        self._waiting: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+        self._done = False
+
+    def write_bin(
+        self, bin_id: int, input_ids: ArrayLike, loss_mask: ArrayLike, seq_start_id: ArrayLike
+    ) -> None:
+        """Write one bin; bins come in order, `bin_id` counting from 0.
+
+        Raises:
+            ValueError: `bin_id` is not the next one.
+            OverflowError: an id, mask or start does not fit its type.
+        """
+        expected = self.bins_written + len(self._waiting)
+        if bin_id != expected:
+            raise ValueError(f"bins are written in order: expected bin {expected}, got {bin_id}")
+        columns = (_exact(input_ids, np.int32), _exact(loss_mask, np.uint8), _exact(seq_start_id, np.int32))
+        self._waiting.append(columns)
+        if len(self._waiting) == self._block_bins:
+            self._flush()
+
+    def write_block(self, bins: Bins) -> None:
+        """Write many bins at once: the fast path."""
+        self._flush()
+        if bins.num_bins:
+            self._write(bins)
+            self.bins_written += bins.num_bins
+
+    def finalize(self) -> dict[str, Any]:
+        """Write what waits and make the shard visible; returns what it says, `bins_written` at least."""
+        self._flush()
+        said = self._commit()
+        self._done = True
+        return said
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            ids, masks, starts = zip(*waiting, strict=True)
+            self.write_block(
+                Bins(
+                    np.concatenate(ids),
+                    np.concatenate(masks),
+                    lengths_to_offsets([len(part) for part in ids]),
+                    np.concatenate(starts),
+                    lengths_to_offsets([len(part) for part in starts]),
+                )
+            )
+
+    @abstractmethod
+    def _write(self, bins: Bins) -> None: ...
+
+    @abstractmethod
+    def _commit(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _discard(self) -> None: ...
+
+    @abstractmethod
+    def records(self, root: Path) -> tuple[FileRecord, ...]:
+        """The files written, relative to `root`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._done:
+            self._discard()
+
+
+class CountedWriter(BinWriter):
+    """A writer of a format whose beginning says how many bins follow."""
+
+    def __init__(self, num_bins: int, block_bins: int) -> None:
+        super().__init__(block_bins)
+        self.num_bins = num_bins
+
+    def write_block(self, bins: Bins) -> None:
+        super().write_block(bins)
+        self._check_count(self.bins_written <= self.num_bins)
+
+    def finalize(self) -> dict[str, Any]:
+        self._flush()
+        self._check_count(self.bins_written == self.num_bins)
+        return super().finalize()
+
+    def _check_count(self, right: bool) -> None:
+        if not right:
+            raise WorkError(f"{self.bins_written} bins were written, {self.num_bins} were announced")
+
+
+def _exact(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    """`values` as this type; numpy would wrap what does not fit, if it came as an array."""
+    array = np.asarray(values) if len(values) else np.empty(0, dtype)  # type: ignore[arg-type]
+    if array.dtype == dtype:
+        return array
+    limits = np.iinfo(dtype)
+    if (
+        array.dtype.kind not in "iub"
+        or array.min(initial=0) < limits.min
+        or array.max(initial=0) > limits.max
+    ):
+        raise OverflowError(f"values of a bin do not fit {limits.dtype}: {array.min()} to {array.max()}")
+    return array.astype(dtype)

@@ -1,0 +1,133 @@
+"""A legacy `.npy` shard: an object array of dicts of Python lists, read without unpickling.
+
+Metadata lie behind the pickle, where `numpy.load` stops reading: a marker, JSON, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.sft import StorageFormat
+from tasks.sft.shards.invariants import RawBins
+from tasks.sft.shards.npy_pickle import (
+    DamagedPickleError,
+    IntList,
+    RefusedPickleError,
+    decode_ints,
+    index_pickle,
+)
+from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
+from tasks.storage.arrays import lengths_to_offsets
+from tasks.storage.npy_header import read_npy_header
+
+COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
+# Begins what comes after the pickle in files made here.
+TRAILER = b"\ngristmill metadata "
+_MAX_TRAILER = 1 << 16
+# Rows may share a list, which the file then holds once; more of that than this is a small file made to be huge.
+_SHARED, _MAX_SHARING = 1 << 26, 16
+
+
+class NpyShard(Opened):
+    """See `Shard`. The first look walks the file once; after that any block is found at once."""
+
+    format = StorageFormat.NPY
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _data(self) -> mmap.mmap:
+        try:
+            with self.path.open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(str(error)) from error
+
+    @cached_property
+    def _index(self) -> tuple[list[tuple[IntList, IntList, IntList]], int]:
+        """The lists of every row, and where the pickle ends."""
+        try:
+            with self.path.open("rb") as file:
+                header = read_npy_header(file)
+            if header.descr not in ("|O", "O"):
+                raise BadShardError.of(
+                    self.path, ("schema", f"an array of {header.descr}, expected an object array of dicts")
+                )
+            rows, shape, end = index_pickle(self._data, header.offset)
+        except RefusedPickleError as error:
+            detail = f"refused: its pickle asks for {error}; a packed shard needs only numpy arrays, dicts and lists"
+            raise BadShardError.of(self.path, ("safe_pickle", detail), code="unsafe_pickle") from None
+        except (DamagedPickleError, ValueError, OSError) as error:
+            raise self._unreadable(str(error)) from None
+        if header.shape != (len(rows),) or shape != header.shape:
+            detail = f"the header says shape {header.shape}, the array holds {len(rows)} rows"
+            raise BadShardError.of(self.path, ("schema", detail))
+        index = [self._lists(row, number) for number, row in enumerate(rows)]
+        expanded = sum(values.bytes() for lists in index for values in lists)
+        if expanded > _SHARED + _MAX_SHARING * len(self._data):
+            detail = f"its rows share lists and would be {expanded:,} bytes, {len(self._data):,} are there"
+            raise self._unreadable(detail)
+        return index, end
+
+    def _lists(self, row: Any, number: int) -> tuple[IntList, IntList, IntList]:
+        found = []
+        for name in COLUMNS:
+            values = row.get(name) if isinstance(row, dict) else None
+            values = getattr(values, "values", values) if not isinstance(values, dict) else None
+            if not isinstance(values, IntList) or values.others:
+                detail = (
+                    f"{name!r} holds {type(values.others[0]).__name__}, expected whole numbers"
+                    if isinstance(values, IntList)
+                    else f"{name!r} is missing or no list of whole numbers"
+                )
+                raise BadShardError.of(Path(f"{self.path}:{number}"), ("schema", detail))
+            found.append(values)
+        return found[0], found[1], found[2]
+
+    @property
+    def num_bins(self) -> int:
+        return len(self._index[0])
+
+    @cached_property
+    def metadata(self) -> ShardMetadata:
+        rest = self._data[self._index[1] : self._index[1] + _MAX_TRAILER]
+        if not rest.startswith(TRAILER):
+            return ShardMetadata()
+        try:
+            keys = json.loads(rest[len(TRAILER) :])
+            return ShardMetadata.parse({str(key): str(value) for key, value in keys.items()})
+        except (ValueError, AttributeError) as error:
+            detail = f"the file's metadata is not readable: {error}"
+            raise BadShardError.of(self.path, ("metadata", detail)) from error
+
+    def longest_bin(self) -> int:
+        # The masks are the cheapest to read: two bytes an entry, all alike.
+        masks = (mask for _, mask, _ in self._index[0])
+        return max((len(decode_ints(self._data, mask)) for mask in masks), default=0)
+
+    def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
+        index = self._index[0][first:end]
+        for start in range(0, len(index), rows):
+            columns = zip(*index[start : start + rows], strict=True)
+            parts: list[NDArray[Any]] = []
+            for column in columns:
+                lists = [decode_ints(self._data, values) for values in column]
+                parts += [np.concatenate(lists), lengths_to_offsets([len(values) for values in lists])]
+            yield RawBins(*parts)
+
+    def _unreadable(self, detail: str) -> BadShardError:
+        return BadShardError.of(self.path, ("readable", f"not a readable .npy shard: {detail}"))
+
+    def close(self) -> None:
+        if "_data" in vars(self):
+            self._data.close()
+        super().close()

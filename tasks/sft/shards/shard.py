@@ -1,0 +1,161 @@
+"""What every packed shard has, whatever its format: metadata, blocks of bins, and faults of the file as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from schemas.errors import InputError
+from schemas.sft import (
+    FORMAT_VERSION,
+    METADATA_COUNT,
+    METADATA_PACK_SIZE,
+    METADATA_TOKENIZER,
+    METADATA_VERSION,
+    METADATA_VOCABULARY,
+    Count,
+    PackConfig,
+    StorageFormat,
+)
+from tasks.sft.shards.invariants import Limits, RawBins
+
+# 2 MB of ids at the default pack size: in the cache, and 200 MB less at the peak of two shards than 1,024 rows.
+BLOCK_ROWS = 128
+
+
+class BadShardError(InputError):
+    """A shard that cannot be read as one.
+
+    Attributes:
+        findings: rule and detail of everything that is wrong with the file as a whole.
+    """
+
+    default_code = "bad_shard"
+    findings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, path: Path, *findings: tuple[str, str], code: str | None = None) -> Self:
+        """An error of one or more (rule, detail)."""
+        error = cls("; ".join(detail for _, detail in findings), code=code, where=str(path))
+        error.findings = findings
+        return error
+
+
+@dataclass(frozen=True)
+class ShardMetadata:
+    """What a shard says about itself; `None` where it does not say.
+
+    Attributes:
+        version: format version; only files made here carry one.
+        pack_size: most tokens a bin may count, as `count` counts them.
+        tokenizer_digest: SHA-256 of the tokenizer.
+        vocabulary_size: ids are below this.
+    """
+
+    version: int | None = None
+    pack_size: int | None = None
+    count: Count | None = None
+    tokenizer_digest: str | None = None
+    vocabulary_size: int | None = None
+
+    @classmethod
+    def made_here(cls, pack: PackConfig, tokenizer_digest: str, vocabulary_size: int) -> ShardMetadata:
+        return cls(FORMAT_VERSION, pack.size, pack.count, tokenizer_digest, vocabulary_size)
+
+    @classmethod
+    def parse(cls, keys: Mapping[str, str]) -> ShardMetadata:
+        """From key-value metadata; other tools' keys are left alone.
+
+        Raises:
+            ValueError: a key of ours has a value it cannot have.
+        """
+
+        def number(key: bytes) -> int | None:
+            text = keys.get(key.decode())
+            return None if text is None else int(text)
+
+        count = keys.get(METADATA_COUNT.decode())
+        return cls(
+            version=number(METADATA_VERSION),
+            pack_size=number(METADATA_PACK_SIZE),
+            count=None if count is None else Count(count),
+            tokenizer_digest=keys.get(METADATA_TOKENIZER.decode()),
+            vocabulary_size=number(METADATA_VOCABULARY),
+        )
+
+    def keys(self) -> dict[str, str]:
+        """The inverse of `parse`.
+
+        >>> ShardMetadata(pack_size=8, count=Count.STORED).keys()
+        {'gristmill.pack_size': '8', 'gristmill.count': 'stored'}
+        """
+        values = {
+            METADATA_VERSION: self.version,
+            METADATA_PACK_SIZE: self.pack_size,
+            METADATA_COUNT: self.count,
+            METADATA_TOKENIZER: self.tokenizer_digest,
+            METADATA_VOCABULARY: self.vocabulary_size,
+        }
+        return {key.decode(): str(value) for key, value in values.items() if value is not None}
+
+    def limits(self) -> Limits:
+        """What rows are held to; without a word about it, lengths count as the trainer counts them."""
+        return Limits(self.pack_size, self.count or Count.RUNTIME, self.vocabulary_size)
+
+
+class Shard(Protocol):
+    """A packed shard, opened when it is first looked at; the file's faults are raised then, as `BadShardError`."""
+
+    path: Path
+
+    @property
+    def format(self) -> StorageFormat: ...
+
+    @property
+    def num_bins(self) -> int: ...
+
+    @property
+    def metadata(self) -> ShardMetadata: ...
+
+    def longest_bin(self) -> int:
+        """Stored tokens of the longest bin; 0 if there is none. Reads no token ids."""
+        ...
+
+    def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
+        """Bins `[first, end)` in order, at most `rows` at a time, as the file holds them; checked by nobody."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; the next look opens it again."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Opened:
+    """Mixin: a shard whose open files are cached properties, dropped by `close`."""
+
+    path: Path
+
+    def close(self) -> None:
+        kept = {name: value for name, value in vars(self).items() if name == "path"}
+        self.__dict__.clear()
+        self.__dict__.update(kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,156 @@
+"""The work of a pack-sft run, stage by stage, and the hashes that key each stage.
+
+Stage keys chain: a part's spool, from its piece of the input and what tokenizing depends on; a plan, from its
+spools and how to pack; shards, from their plan and how to store. Each hashes only its own fields, so a new
+pack size never tokenizes again and a blend weight re-makes nothing but small files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.canonical import canonical_hash
+from schemas.run import Receipt
+from schemas.sft import FORMAT_VERSION, DatasetConfig, PackSftConfig
+from tasks.inputs.segments import Segment, cut, group, part_bytes_for
+from tasks.sft.identity import DatasetInputs, Identity, tokenizer_fields
+from tasks.sft.plan import PlanWork
+from tasks.sft.publish import PackedSplit
+from tasks.sft.tokenize import TokenizeWork
+from tasks.sft.write import WriteWork
+
+# Beyond this many task runs Prefect's bookkeeping shows; several shards then share a task.
+_MAX_WRITE_TASKS = 128
+
+
+def _key(step: str, **fields: object) -> str:
+    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
+
+
+def tokenize_works(config: PackSftConfig, identity: Identity) -> dict[str, list[TokenizeWork]]:
+    """The parts of every data set, by name.
+
+    Raises:
+        InputError: a Parquet footer is broken.
+    """
+    return {entry.dataset.name: _tokenize_dataset(config, identity, entry) for entry in identity.inputs}
+
+
+def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetInputs) -> list[TokenizeWork]:
+    part_bytes = part_bytes_for(sum(file.bytes for file in entry.files))
+    digests = {file.name: digest for file, digest in zip(entry.files, entry.digests, strict=True)}
+    shared = {
+        "dataset": entry.dataset.hash_fields(["dialect", "fields", "where"]),
+        "tokenizer": tokenizer_fields(identity.tokenizer),
+        "settings": config.tokenizer.hash_fields(),
+        "train_on": config.train_on,
+    }
+    return [
+        TokenizeWork(
+            output_dir=_root(config),
+            stage=_key(
+                "tokenize", **shared, segments=[_segment_fields(s, digests[s.name]) for s in segments]
+            ),
+            segments=segments,
+            dataset=entry.dataset,
+            source=identity.tokenizer,
+            tokenizer=config.tokenizer,
+            train_on=config.train_on,
+            seen={segment.path: identity.seen[segment.path] for segment in segments},
+        )
+        for segments in group(cut(entry.files, part_bytes), part_bytes)
+    ]
+
+
+def _segment_fields(segment: Segment, digest: str) -> list[object]:
+    return [segment.name, digest, segment.format, segment.start, segment.stop]
+
+
+def _root(config: PackSftConfig) -> str:
+    return str(Path(config.output_dir).absolute())
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """A plan to make: one data set in one split."""
+
+    dataset: DatasetConfig
+    split: str
+    pack_hash: str
+    work: PlanWork
+
+
+def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[SplitPlan]:
+    """One plan for each split and data set, splits first.
+
+    Args:
+        spools: the tokenize receipts of every data set, in part order.
+    """
+    plans = []
+    for split, (low, high) in config.splits.intervals().items():
+        for dataset in config.datasets:
+            receipts = spools[dataset.name]
+            stages = tuple(receipt.stage for receipt in receipts)
+            shared = {
+                "spools": stages,
+                "seed": config.seed,
+                "deduplicate": config.deduplicate,
+                "pack": config.pack.hash_fields(),
+                "shard_tokens": config.storage.shard_tokens,
+            }
+            work = PlanWork(
+                output_dir=_root(config),
+                stage=_key("plan", **shared, interval=[low, high]),
+                spool_stages=stages,
+                source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in receipts),
+                low=low,
+                high=high,
+                seed=config.seed,
+                deduplicate=config.deduplicate,
+                pack=config.pack,
+                shard_tokens=config.storage.shard_tokens,
+                label=f"{dataset.name} {split}",
+            )
+            storage = config.storage.hash_fields()
+            plans.append(SplitPlan(dataset, split, _key("pack", **shared, storage=storage), work))
+    return plans
+
+
+def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool: Receipt) -> list[WriteWork]:
+    """The shards of one plan, in at most 128 tasks.
+
+    Args:
+        planned: the plan's receipt.
+        spool: any tokenize receipt of the data set; it knows the tokenizer's ids.
+    """
+    storage = config.storage.hash_fields()
+    stage = _key("write", plan=planned.stage, storage=storage)
+    shards = int(planned.statistics["shards"])
+    batch = -(-shards // _MAX_WRITE_TASKS) or 1
+    return [
+        WriteWork(
+            output_dir=plan.work.output_dir,
+            stage=stage,
+            part=part,
+            plan_stage=planned.stage,
+            spool_stages=plan.work.spool_stages,
+            first_shard=first,
+            end_shard=min(first + batch, shards),
+            pack=config.pack,
+            storage=config.storage,
+            eos_id=spool.statistics["eos_id"],
+            tokenizer_digest=str(spool.statistics["tokenizer_digest"]),
+            vocabulary_size=int(spool.statistics["vocabulary_size"]),
+            label=plan.work.label,
+        )
+        for part, first in enumerate(range(0, shards, batch))
+    ]
+
+
+def packed_split(plan: SplitPlan, planned: Receipt, written: Sequence[Receipt]) -> PackedSplit:
+    """What the plan became, for publishing."""
+    return PackedSplit(
+        plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, planned, tuple(written)
+    )

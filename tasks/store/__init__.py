@@ -1,1 +1,0 @@
-"""Files: reading inputs with row ids, atomic commits, fingerprints, receipts, the layout of a run."""

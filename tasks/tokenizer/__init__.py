@@ -1,0 +1,1 @@
+"""train-tokenizer: a byte-level BPE tokenizer from a sample."""

@@ -1,0 +1,160 @@
+"""Training on a sample, streamed, and measuring on the rows that were held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from schemas.run import Receipt, RowLedger
+from schemas.tokenizer import TrainTokenizerConfig
+from tasks.run.layout import stage_folder
+from tasks.tokenizer.bpe import save_tokenizer, train_bpe
+
+_BATCH_ROWS = 1024
+_LABELS = ("source_dataset", "source_bucket")
+
+
+@dataclass(frozen=True)
+class TrainWork:
+    """A sample's shards, in order, what they looked like when they were hashed, and how to train on them."""
+
+    task: ClassVar[str] = "train"
+    part: ClassVar[int] = 0
+    output_dir: str
+    stage: str
+    shards: tuple[str, ...]
+    config: TrainTokenizerConfig
+    chat_template: str
+    seen: dict[str, list[int]]
+
+
+@dataclass
+class _Share:
+    """What one bucket contributed: rows and UTF-8 bytes trained on; rows, bytes and tokens held out."""
+
+    rows: int = 0
+    bytes: int = 0
+    held_out_rows: int = 0
+    held_out_bytes: int = 0
+    held_out_tokens: int = 0
+
+
+def train_tokenizer(work: TrainWork) -> Receipt:
+    """Train, save, and measure bytes per token by bucket.
+
+    Raises:
+        InputError: a shard has no text column, or no row is left to train on.
+        MissingExtraError: tokenizers is not installed.
+        StorageError: a file cannot be written.
+    """
+    root = Path(work.output_dir)
+    config = work.config
+    shares: dict[str, _Share] = {}
+    tokenizer = train_bpe(
+        _training_texts(work, shares), config.vocabulary_size, config.special_tokens, config.min_frequency
+    )
+    trained = sum(share.rows for share in shares.values())
+    if not trained:
+        raise InputError("the sample has no row to train on", code="empty_input", where="sample")
+    folder = stage_folder(root, work.stage)
+    records = save_tokenizer(tokenizer, folder, root, work.chat_template, config.eos_token, config.pad_token)
+    _measure(work, tokenizer, shares)
+    held_out = sum(share.held_out_rows for share in shares.values())
+    return Receipt(
+        task=work.task,
+        stage=work.stage,
+        part=work.part,
+        files=tuple(records),
+        ledger=RowLedger(rows_in=trained + held_out, rows_used=trained, not_selected=held_out),
+        statistics={
+            "vocabulary_size": int(tokenizer.get_vocab_size()),
+            "buckets": [_report(label, share) for label, share in shares.items()],
+        },
+    )
+
+
+def _training_texts(work: TrainWork, shares: dict[str, _Share]) -> Iterator[list[str]]:
+    for label, texts, held_out in _batches(work):
+        share = shares.setdefault(label, _Share())
+        share.held_out_rows += int(held_out.sum())
+        kept = texts.filter(pa.array(~held_out))
+        share.rows += len(kept)
+        share.bytes += kept.nbytes
+        yield kept.to_pylist()
+
+
+def _measure(work: TrainWork, tokenizer: Any, shares: dict[str, _Share]) -> None:
+    if not work.config.held_out:
+        return
+    for label, texts, held_out in _batches(work):
+        chosen = texts.filter(pa.array(held_out)).to_pylist()
+        if chosen:
+            encoded = tokenizer.encode_batch_fast(chosen, add_special_tokens=False)
+            shares[label].held_out_tokens += sum(len(one) for one in encoded)
+            shares[label].held_out_bytes += sum(len(text.encode()) for text in chosen)
+
+
+def _batches(work: TrainWork) -> Iterator[tuple[str, pa.Array, Any]]:
+    """Label, texts without nulls, and bool[n] of which are held out; each batch from one bucket."""
+    for number, shard in enumerate(work.shards):
+        # A stream a shard: reading in other batches must not hold out other rows.
+        rng = np.random.default_rng([work.config.seed, number])
+        for batch in _read(Path(shard)):
+            held_out = rng.random(batch.num_rows) < work.config.held_out
+            texts = batch.column(0).cast(pa.string())
+            valid = texts.is_valid().to_numpy(zero_copy_only=False)
+            for label, rows in _by_label(batch):
+                chosen = np.zeros(batch.num_rows, dtype=bool)
+                chosen[rows] = True
+                chosen &= valid
+                yield label, texts.filter(pa.array(chosen)), held_out[chosen]
+
+
+def _read(shard: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(shard) as file:
+            names = file.schema_arrow.names
+            if "text" not in names:
+                raise InputError(
+                    f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                    code="missing_column",
+                    where=str(shard),
+                )
+            columns = ["text", *(name for name in _LABELS if name in names)]
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                yield batch.select(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"the shard cannot be read: {error}", code="bad_parquet", where=str(shard)
+        ) from error
+
+
+def _by_label(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
+    """Each bucket of the batch, with its rows; nearly always one."""
+    if batch.num_columns == 1:
+        yield "all", slice(None)
+        return
+    labels = np.array(
+        ["/".join(map(str, pair)) for pair in zip(*(c.to_pylist() for c in batch.columns[1:]), strict=True)]
+    )
+    for label in dict.fromkeys(labels.tolist()):
+        yield label, labels == label
+
+
+def _report(label: str, share: _Share) -> dict[str, Any]:
+    ratio = round(share.held_out_bytes / share.held_out_tokens, 4) if share.held_out_tokens else None
+    return {
+        "bucket": label,
+        "trained_rows": share.rows,
+        "held_out_rows": share.held_out_rows,
+        "held_out_bytes": share.held_out_bytes,
+        "held_out_tokens": share.held_out_tokens,
+        "bytes_per_token": ratio,
+    }

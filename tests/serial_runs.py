@@ -1,0 +1,118 @@
+"""Runs of pack-sft's story that can be killed: a process that has imported everything forks one child a run.
+
+As a script it reads a job a line from stdin, `{"config": ..., "die_before": n or null}`, forks, prints the
+child's process id, reads a line, waits for the child and prints its exit code and how often it changed the
+output directory. A fork costs milliseconds where a fresh start would import Prefect and transformers each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from workloads import environment
+
+_FAILED = 1
+
+
+class Runs:
+    """Starts children one after the other.
+
+    Attributes:
+        changes: how often the last finished run changed its output directory.
+    """
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def run(
+        self, config: dict[str, Any], die_before: int | None = None, kill_after_s: float | None = None
+    ) -> int:
+        """Run, perhaps into a kill; returns the exit code, -9 for a killed child."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"config": config, "die_before": die_before}) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            os.kill(pid, signal.SIGKILL)
+        # Only now is the child reaped: until here the id is no other process's.
+        self._process.stdin.write("reap\n")
+        self._process.stdin.flush()
+        code, self.changes = map(int, self._process.stdout.readline().split())
+        return code
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def _child(job: dict[str, Any], report: int) -> int:
+    from file_events import die, install
+    from support import mill_serially
+
+    from schemas.sft import PackSftConfig
+
+    config = PackSftConfig.parse(job["config"])
+    changes = 0
+
+    def seen(event: str, path: str) -> None:
+        nonlocal changes
+        changes += 1
+        if changes == job["die_before"]:
+            die()
+
+    install(Path(config.output_dir), seen)
+    mill_serially(config)
+    os.write(report, str(changes).encode())
+    return 0
+
+
+def _serve() -> None:
+    # Read once here, forked many times.
+    import transformers
+
+    import flows.pack_sft
+    import tasks.sft.chat.tokenizer
+
+    # Some are imported only when they are asked for.
+    assert transformers.AutoTokenizer and tasks.sft.chat.tokenizer.load_tokenizer and flows.pack_sft.mill
+    print("ready", flush=True)
+    while line := sys.stdin.readline():
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setpgrp()
+            code = _FAILED
+            try:
+                code = _child(json.loads(line), writer)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writer)
+        print(pid, flush=True)
+        sys.stdin.readline()
+        with os.fdopen(reader) as pipe:
+            changes = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), changes or 0, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
