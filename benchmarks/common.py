@@ -87,17 +87,20 @@ def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
     quiet_environment()
     from flows.pack_sft import mill
     from schemas.sft import PackSftConfig
-    from tasks.run.receipts import save_receipt
-    from tasks.sft.identity import identify
+    from tasks.run.receipts import format_record, receipt_key, record_path
+    from tasks.sft.identity import DOMAIN, identify
+    from tasks.storage.atomic import write_file
 
     config = PackSftConfig.parse(raw)
     root = Path(config.output_dir)
+    DOMAIN.claim(root)
 
     def each(step: Any, works: Sequence[Any]) -> list[Any]:
         receipts = []
         for work in works:
             receipts.append(step.fn(work))
-            save_receipt(root, receipts[-1])
+            key = receipt_key(work.stage, work.task, work.part)
+            write_file(record_path(root, key), format_record(receipts[-1]))
         return receipts
 
     return mill(config, identify(config), each, lambda step, work: step.fn(work))

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from schemas.corpus import FLOW, PUBLISHED, SampleCorpusConfig
-from schemas.run import RunManifest
+from schemas.corpus import FLOW, SampleCorpusConfig
+from schemas.run import RowLedger, RunManifest
 from tasks.corpus import steps
-from tasks.corpus.identity import Identity, identify
+from tasks.corpus.identity import DOMAIN, BucketSource, identify
 from tasks.corpus.inventory import take_inventory
-from tasks.corpus.publish import SampledBucket, SampledRun, publication
+from tasks.corpus.ledger import bucket_ledger, check_screened
+from tasks.corpus.publish import SampledBucket, SampledRun, contents
 from tasks.corpus.report import SampleDetails
 from tasks.corpus.stages import plan_shards, screen_works, select_work, write_works
 from tasks.corpus.validate import ValidateWork
 from tasks.report.reuse import Reuse
-from tasks.run.layout import claim
+from tasks.run.identity import Identity
 from tasks.run.receipts import Verify
-from tasks.runtime.mapping import Each, Once, each_with_receipts, run_once
-from tasks.runtime.names import flow_run_name, name_run
+from tasks.runtime.mapping import Each, Once
+from tasks.runtime.names import flow_run_name
 from tasks.runtime.runners import runner_from_environment
-from tasks.steps import publish_with_report
+from tasks.runtime.story import tell
+from tasks.steps import finish
 
 log = logging.getLogger("gristmill.sample_corpus")
 
@@ -39,18 +40,17 @@ def sample_corpus(
         verify: how closely cached results are checked before they are used again.
         force: do every step again, whatever is cached.
     """
-    identity = identify(config)
-    name_run(config, identity.run_hash)
-    reuse = Reuse()
-    each = each_with_receipts(Path(config.output_dir), verify, force, reuse)
-    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
+    return tell(DOMAIN, identify, mill, config, verify, force)
 
 
 def mill(
-    config: SampleCorpusConfig, identity: Identity, each: Each, once: Once, reuse: Reuse | None = None
+    config: SampleCorpusConfig,
+    identity: Identity[BucketSource],
+    each: Each,
+    once: Once,
+    reuse: Reuse | None = None,
 ) -> RunManifest:
     """The story of a run: inventory, screen, select, write, validate, report, publish."""
-    claim(Path(config.output_dir), FLOW, PUBLISHED)
     _warn_about_counts(config)
     buckets = take_inventory(config, identity)
     for bucket in buckets:
@@ -65,6 +65,7 @@ def mill(
     screens = screen_works(config, buckets)
     receipts = iter(each(steps.screen, [work for works in screens for work in works]))
     screened = [tuple(next(receipts) for _ in works) for works in screens]
+    check_screened(config, buckets, screened)
 
     selects = [select_work(config, *parts) for parts in zip(buckets, screens, screened, strict=True)]
     selections = plan_shards(config, buckets, selects, each(steps.select, selects))
@@ -84,10 +85,9 @@ def mill(
         )
 
     once(steps.validate, ValidateWork(config.output_dir, sampled))
-    run = SampledRun(config, identity.run_hash, sampled, tuple(identity.records()), identity.seen)
-    manifest = publish_with_report(publication(run), SampleDetails(run), config.alarms, reuse, once)
-    log.info("published run %s: %d rows", manifest.run_hash, manifest.ledger.rows_used)
-    return manifest
+    ledger = RowLedger.total(bucket_ledger(bucket) for bucket in sampled)
+    run = SampledRun(config, identity.run_hash, sampled, ledger)
+    return finish(DOMAIN, config, identity, contents(run), SampleDetails(run), once, reuse)
 
 
 def _warn_about_counts(config: SampleCorpusConfig) -> None:

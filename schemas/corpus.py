@@ -15,7 +15,14 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import LARGEST, Config, by_content, execution_only, few
-from schemas.forms import FOLDER_NAME, GZIP_LEVELS, SOME_BUCKETS
+from schemas.fields import (
+    FOLDER_NAME,
+    GZIP_LEVELS,
+    SOME_BUCKETS,
+    max_reject_fraction_field,
+    output_dir_field,
+    workers_field,
+)
 
 FLOW = "sample-corpus"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -145,12 +152,7 @@ class SampleCorpusConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=GZIP_LEVELS)
 
-    output_dir: str = execution_only(
-        ...,
-        min_length=1,
-        title="Output folder",
-        description="Folder for runs, stages and the published view.",
-    )
+    output_dir: str = output_dir_field()
     datasets: dict[str, CorpusDatasetConfig] = Field(
         min_length=1, title="Data sets", description="The corpora, by a key of your choice."
     )
@@ -189,10 +191,9 @@ class SampleCorpusConfig(Config):
         description="fail: an unreadable file stops the run before anything is written; skip: it is left out, "
         "counted and listed.",
     )
+    max_reject_fraction: float = max_reject_fraction_field()
     alarms: RejectAlarms | None = alarms_field()
-    workers: int = execution_only(
-        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
-    )
+    workers: int = workers_field()
     io_workers: int = execution_only(
         2 * min(32, os.cpu_count() or 1),
         ge=1,

@@ -11,7 +11,6 @@ address; bytes that Arrow pads buffers with are zero.
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from functools import cache
 from pathlib import PurePath
@@ -21,7 +20,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only, few
-from schemas.forms import ZSTD_LEVELS
+from schemas.fields import ZSTD_LEVELS, max_reject_fraction_field, output_dir_field, workers_field
 
 FLOW = "build-probe-rows"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -73,12 +72,7 @@ class BuildProbeRowsConfig(Config):
         description="A Parquet file of measurements, a folder of them, a glob, or a list of these. Their order does "
         "not matter.",
     )
-    output_dir: str = execution_only(
-        ...,
-        min_length=1,
-        title="Output folder",
-        description="Folder for runs, stages and the published view.",
-    )
+    output_dir: str = output_dir_field()
     seed: int = Field(
         42,
         ge=-(2**63),
@@ -113,13 +107,7 @@ class BuildProbeRowsConfig(Config):
         title="Deduplicate",
         description="Keep one of several measurements that are equal in all columns.",
     )
-    max_reject_fraction: float = execution_only(
-        0.05,
-        ge=0,
-        le=1,
-        title="Most rejects",
-        description="The run fails if a larger share of the rows is rejected.",
-    )
+    max_reject_fraction: float = max_reject_fraction_field()
     partitions: int | None = execution_only(
         None,
         ge=1,
@@ -136,9 +124,7 @@ class BuildProbeRowsConfig(Config):
         "inside the output folder.",
     )
     alarms: RejectAlarms | None = alarms_field()
-    workers: int = execution_only(
-        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
-    )
+    workers: int = workers_field()
 
     @model_validator(mode="after")
     def _level_belongs_to_zstd(self) -> BuildProbeRowsConfig:

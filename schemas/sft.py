@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 from enum import StrEnum
 from typing import Any
 
@@ -23,8 +22,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
-from schemas.config import LARGEST, Config, by_content, execution_only, few
-from schemas.forms import GZIP_LEVELS
+from schemas.config import LARGEST, Config, by_content, few
+from schemas.fields import GZIP_LEVELS, max_reject_fraction_field, output_dir_field, workers_field
 from schemas.sft_fields import Dialect, FieldMapping
 
 FLOW = "pack-sft"
@@ -291,12 +290,7 @@ class SplitsConfig(Config):
 class PackSftConfig(Config):
     """Chat data to packed shards with exact loss masks."""
 
-    output_dir: str = execution_only(
-        ...,
-        min_length=1,
-        title="Output folder",
-        description="Folder for runs, stages and the published view.",
-    )
+    output_dir: str = output_dir_field()
     seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Seed of splits and packing.")
     datasets: tuple[DatasetConfig, ...] = Field(
         min_length=1, title="Data sets", description="The sources to pack, in the order of the blend."
@@ -319,17 +313,9 @@ class PackSftConfig(Config):
         title="Deduplicate",
         description="Keep only the first of exactly equal conversations of a data set.",
     )
-    max_reject_fraction: float = execution_only(
-        0.05,
-        ge=0,
-        le=1,
-        title="Reject limit",
-        description="A data set that rejects a larger share of its rows fails the run.",
-    )
+    max_reject_fraction: float = max_reject_fraction_field()
     alarms: PackAlarms | None = alarms_field()
-    workers: int = execution_only(
-        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
-    )
+    workers: int = workers_field()
 
     @property
     def subject(self) -> str:

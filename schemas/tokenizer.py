@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from schemas.alarms import RowAlarms, alarms_field
-from schemas.config import LARGEST, Config, by_content, execution_only
+from schemas.alarms import RejectAlarms, alarms_field
+from schemas.config import LARGEST, Config, by_content
+from schemas.fields import max_reject_fraction_field, output_dir_field, workers_field
 
 FLOW = "train-tokenizer"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -42,12 +42,7 @@ _BYTES = 256
 class TrainTokenizerConfig(Config):
     """A byte-level BPE tokenizer trained on a sample."""
 
-    output_dir: str = execution_only(
-        ...,
-        min_length=1,
-        title="Output folder",
-        description="Folder for runs, stages and the published view.",
-    )
+    output_dir: str = output_dir_field()
     sample: str = by_content(
         ...,
         min_length=1,
@@ -83,10 +78,9 @@ class TrainTokenizerConfig(Config):
         0.01, ge=0, lt=1, title="Held out", description="Share of rows kept from training, to measure on."
     )
     seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Decides which rows are held out.")
-    alarms: RowAlarms | None = alarms_field()
-    workers: int = execution_only(
-        min(32, os.cpu_count() or 1), ge=1, le=1024, title="Workers", description="Tasks run at once."
-    )
+    max_reject_fraction: float = max_reject_fraction_field()
+    alarms: RejectAlarms | None = alarms_field()
+    workers: int = workers_field()
 
     @property
     def subject(self) -> str:

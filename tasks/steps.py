@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 
@@ -17,9 +18,11 @@ from tasks.outputs.validate import validate_path
 from tasks.report.compose import Details, ReportWork, compose
 from tasks.report.page import render_page
 from tasks.report.reuse import Reuse
+from tasks.run.contract import Domain
 from tasks.run.drift import Drift, check_drift, compare, last_published
+from tasks.run.identity import Identity
 from tasks.run.layout import REPORT_PAGE, run_folder
-from tasks.run.publish import Publication, publish_run
+from tasks.run.publish import Contents, Publication, publication_of, publish_run
 from tasks.runtime.artifacts import show
 from tasks.runtime.mapping import Once
 
@@ -57,8 +60,14 @@ def publish(work: Publication) -> RunManifest:
     return publish_run(work)
 
 
-def publish_with_report(
-    publication: Publication, details: Details, alarms: RowAlarms | None, reuse: Reuse | None, once: Once
+def finish(
+    domain: Domain,
+    config: Any,
+    identity: Identity[Any],
+    contents: Contents,
+    details: Details,
+    once: Once,
+    reuse: Reuse | None = None,
 ) -> RunManifest:
     """Report on a validated run, then publish it, unless it drifted out of bounds.
 
@@ -67,10 +76,13 @@ def publish_with_report(
     Raises:
         IntegrityError: `drift`; nothing is published.
     """
-    drift = _drift(publication, alarms)
+    publication = publication_of(domain, config, identity, contents)
+    drift = _drift(publication, config.alarms)
     page = once(report, ReportWork(publication, details, reuse, drift))
     check_drift(drift)
     manifest: RunManifest = once(publish, dataclasses.replace(publication, report=page))
+    ledger = manifest.ledger
+    log.info("published run %s: %d rows used of %d", manifest.run_hash, ledger.rows_used, ledger.rows_in)
     return manifest
 
 

@@ -56,6 +56,7 @@ def write_config(path: Path, config: dict[str, Any]) -> Path:
 
 
 def run_serially(
+    package: str,
     module: str,
     runner: str,
     workers: int,

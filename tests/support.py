@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -9,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.cli.registry import FLOWS
+from flows.cli.registry import FLOWS, FlowEntry
 from schemas.corpus import SampleCorpusConfig
+from schemas.errors import IntegrityError
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
-from tasks.corpus.identity import identify as identify_sample
 from tasks.report.reuse import Reuse
-from tasks.run.receipts import Verify, load_receipt, receipt_key, save_receipt
-from tasks.sft.identity import identify
+from tasks.run.receipts import Verify, check_receipt, format_record, receipt_key, record_path
+from tasks.storage.atomic import write_file
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 
@@ -69,11 +70,13 @@ class Serial:
 
     def _one(self, step: Any, work: Any) -> Receipt:
         key = receipt_key(work.stage, work.task, work.part)
-        receipt = load_receipt(self.output_dir, key, self.verify)
+        receipt = None
+        with contextlib.suppress(IntegrityError):
+            receipt = check_receipt(self.output_dir, key, self.verify)
         self.reuse.note(work.task, cached=receipt is not None)
         if receipt is None:
             receipt = step.fn(work)
-            save_receipt(self.output_dir, receipt)
+            write_file(record_path(self.output_dir, key), format_record(receipt))
             self.executed.append((work.task, work.stage))
         return receipt
 
@@ -83,10 +86,7 @@ class Serial:
 
 def mill_serially(config: PackSftConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
     """Run pack-sft's story without a Prefect server; the steps, receipts and files are the real ones."""
-    from flows.pack_sft import mill
-
-    serial = Serial(Path(config.output_dir), verify)
-    return mill(config, identify(config), serial.each, serial.once), serial
+    return mill_of("pack-sft", config, verify)
 
 
 def published_digests(run_dir: Path) -> dict[str, str]:
@@ -101,10 +101,7 @@ def published_digests(run_dir: Path) -> dict[str, str]:
 
 def sample_serially(config: SampleCorpusConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
     """Run sample-corpus's story without a Prefect server; the steps, receipts and files are the real ones."""
-    from flows.sample_corpus import mill
-
-    serial = Serial(Path(config.output_dir), verify)
-    return mill(config, identify_sample(config), serial.each, serial.once), serial
+    return mill_of("sample-corpus", config, verify)
 
 
 def run_serially(flow: str, raw: dict[str, Any], verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
@@ -114,9 +111,19 @@ def run_serially(flow: str, raw: dict[str, Any], verify: Verify = Verify.SIZE) -
         flow: its name on the command line.
         raw: its configuration as YAML would give it.
     """
-    entry = next(entry for entry in FLOWS if entry.name == flow)
-    config = entry.parse(raw)
+    return mill_of(flow, entry_of(flow).parse(raw), verify)
+
+
+def entry_of(flow: str) -> FlowEntry:
+    """The entry of a flow, by its name on the command line."""
+    return next(entry for entry in FLOWS if entry.name == flow)
+
+
+def mill_of(flow: str | FlowEntry, config: Any, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
+    """Run a flow's story as `tasks.runtime.story.tell` does, without a Prefect server."""
+    entry = entry_of(flow) if isinstance(flow, str) else flow
+    identity = importlib.import_module(entry.identity)
+    identity.DOMAIN.claim(Path(config.output_dir))
     serial = Serial(Path(config.output_dir), verify)
-    identity = importlib.import_module(entry.identity).identify(config)
-    mill = importlib.import_module(f"flows.{entry.module}").mill
-    return mill(config, identity, serial.each, serial.once, serial.reuse), serial
+    mill = importlib.import_module(f"{entry.package}.{entry.module}").mill
+    return mill(config, identity.identify(config), serial.each, serial.once, serial.reuse), serial

@@ -14,12 +14,12 @@ log = logging.getLogger("gristmill")
 
 
 def run_flow(
-    module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
+    package: str, module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
 ) -> RunManifest:
-    """Run `flows/{module}.py`'s flow of the same name in this process; returns the manifest it published.
+    """Run the flow of a module's own name in this process; returns the manifest it published.
 
     Args:
-        module: the flow's.
+        package, module: where the flow is.
         runner: `threads` or `processes`.
         workers: tasks run at once.
         address: the Prefect server to use, instead of the one that is configured, running, or embedded.
@@ -34,7 +34,7 @@ def run_flow(
 
     api = use_api(address)
     with run_settings():
-        flow = getattr(importlib.import_module(f"flows.{module}"), module)
+        flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
         def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
             log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)

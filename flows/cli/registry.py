@@ -23,9 +23,9 @@ class FlowEntry:
     Attributes:
         name: the command.
         summary: one line of help.
-        schema: module with `FLOW` and `PUBLISHED`, and in it `config` the name of the configuration model.
-        identity: module with `identify(config)`.
-        module: name of the flow's module in `flows`, and of the flow in it.
+        schema: module of the configuration model, whose name `config` is.
+        identity: module with `DOMAIN` and `identify(config)`.
+        module: name of the flow's module in `package`, and of the flow in it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class FlowEntry:
     config: str
     identity: str
     module: str
+    package: str = "flows"
 
     def parse(self, raw: Any) -> Any:
         """The validated configuration.
@@ -93,22 +94,29 @@ def run_or_find(
         address: the Prefect server to use; else the configured, the running or an embedded one.
     """
     from tasks.run.history import completed_run
-    from tasks.run.layout import claim, run_folder
+    from tasks.run.layout import run_folder
     from tasks.run.publish import point_latest
 
     started = time.monotonic()
-    schema = importlib.import_module(entry.schema)
+    identity = importlib.import_module(entry.identity)
     root = Path(config.output_dir)
-    claim(root, schema.FLOW, schema.PUBLISHED)
-    run_hash = importlib.import_module(entry.identity).identify(config).run_hash
+    identity.DOMAIN.claim(root)
+    run_hash = identity.identify(config).run_hash
     manifest = None if force else completed_run(root, run_hash, verify)
     cached = manifest is not None
     if manifest is None:
         from flows.cli.launch import run_flow
 
         manifest = run_flow(
-            entry.module, runner, config.workers, address, config=config, verify=verify, force=force
+            entry.package,
+            entry.module,
+            runner,
+            config.workers,
+            address,
+            config=config,
+            verify=verify,
+            force=force,
         )
     else:
-        point_latest(root, run_hash, schema.PUBLISHED)
+        point_latest(root, run_hash, identity.DOMAIN.published)
     return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)

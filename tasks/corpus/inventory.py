@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
-from tasks.corpus.identity import BucketInputs, Identity
+from tasks.corpus.identity import BucketSource
 from tasks.inputs.files import InputFile
+from tasks.run.identity import Identity
 
 _NAMED = 20
 _CHECK_ROWS = 4096
@@ -74,20 +75,20 @@ class Bucket:
         skipped: what `on_error: skip` left out.
     """
 
-    inputs: BucketInputs
+    inputs: BucketSource
     files: tuple[SourceFile, ...]
     skipped: tuple[SkippedFile, ...]
 
     @property
     def label(self) -> str:
-        return f"{self.inputs.key}/{self.inputs.bucket}"
+        return self.inputs.name
 
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
 
-def take_inventory(config: SampleCorpusConfig, identity: Identity) -> tuple[Bucket, ...]:
+def take_inventory(config: SampleCorpusConfig, identity: Identity[BucketSource]) -> tuple[Bucket, ...]:
     """Open every footer, `io_workers` at once.
 
     Raises:
@@ -101,10 +102,10 @@ def take_inventory(config: SampleCorpusConfig, identity: Identity) -> tuple[Buck
                 pool.submit(_look, file, digest, identity.seen[str(file.path)], entry.dataset, thorough)
                 for file, digest in zip(entry.files, entry.digests, strict=True)
             ]
-            for entry in identity.buckets
+            for entry in identity.sources
         ]
         results = [[job.result() for job in row] for row in jobs]
-    buckets = tuple(_bucket(entry, row) for entry, row in zip(identity.buckets, results, strict=True))
+    buckets = tuple(_bucket(entry, row) for entry, row in zip(identity.sources, results, strict=True))
     if config.on_error is OnError.FAIL:
         _refuse(
             f"{bucket.label}/{skipped.name}: {skipped.detail}"
@@ -114,7 +115,7 @@ def take_inventory(config: SampleCorpusConfig, identity: Identity) -> tuple[Buck
     return buckets
 
 
-def _bucket(entry: BucketInputs, looked: list[SourceFile | SkippedFile]) -> Bucket:
+def _bucket(entry: BucketSource, looked: list[SourceFile | SkippedFile]) -> Bucket:
     looked = list(_of_one_type(entry, looked))
     skipped = [found for found in looked if isinstance(found, SkippedFile)]
     if entry.missing:
@@ -123,7 +124,7 @@ def _bucket(entry: BucketInputs, looked: list[SourceFile | SkippedFile]) -> Buck
 
 
 def _of_one_type(
-    entry: BucketInputs, looked: list[SourceFile | SkippedFile]
+    entry: BucketSource, looked: list[SourceFile | SkippedFile]
 ) -> Iterable[SourceFile | SkippedFile]:
     """Files whose kept columns differ in type from the first file's cannot share a Parquet file with it."""
     first = next((found for found in looked if isinstance(found, SourceFile)), None)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from schemas.corpus import FLOW, PUBLISHED, REPORT, SAMPLING_INFO, SampleCorpusConfig
+from schemas.corpus import REPORT, SAMPLING_INFO, SampleCorpusConfig
 from schemas.errors import IntegrityError
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
+from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.stages import Selection
 from tasks.run.layout import stage_folder
-from tasks.run.publish import Publication, json_document
-from tasks.run.rejects import RejectWriter
+from tasks.run.publish import Contents, json_document, part_stages
+from tasks.run.rejects import REJECTS_FOLDER, RejectWriter, numbered, reject_links
 
 SHARD_PREFIX = "train-"
 
@@ -41,37 +41,23 @@ class SampledBucket:
     def rows(self) -> list[int]:
         return [rows for receipt in self.written for rows in receipt.statistics["rows"]]
 
-    def ledger(self) -> RowLedger:
-        """Where the bucket's rows went; a file that was skipped counts as one rejected row.
-
-        Raises:
-            IntegrityError: the stages do not agree.
-        """
-        selection = self.selection
-        screened = RowLedger.total(receipt.ledger for receipt in self.screened if receipt.ledger is not None)
-        unscreened = selection.bucket.rows - screened.rows_in
-        ledger = RowLedger.total([screened, RowLedger(rows_in=unscreened, rows_used=unscreened)])
-        if selection.receipt.ledger is not None:
-            ledger = ledger.then(selection.receipt.ledger)
-        ledger = ledger.then(RowLedger(rows_in=sum(self.rows), rows_used=sum(self.rows)))
-        skipped: dict[str, int] = {}
-        for file in selection.bucket.skipped:
-            skipped[file.reason] = skipped.get(file.reason, 0) + 1
-        return RowLedger.total([ledger, RowLedger(rows_in=sum(skipped.values()), rejected=skipped)])
-
 
 @dataclass(frozen=True)
 class SampledRun:
-    """A written sample; see `tasks.sft.publish.PackedRun`."""
+    """A written and validated sample.
+
+    Attributes:
+        run_hash: names the folder of what belongs to this run alone.
+        ledger: of the whole run.
+    """
 
     config: SampleCorpusConfig
     run_hash: str
     buckets: tuple[SampledBucket, ...]
-    inputs: tuple[InputRecord, ...]
-    seen: dict[str, list[int]]
+    ledger: RowLedger
 
 
-def publication(run: SampledRun) -> Publication:
+def contents(run: SampledRun) -> Contents:
     """The sample as it is to be published, counted from what is on disk.
 
     Raises:
@@ -81,24 +67,17 @@ def publication(run: SampledRun) -> Publication:
     root = Path(run.config.output_dir)
     names = shard_names(run.buckets)
     on_disk = {name: _count_rows(root, record, rows) for name, (record, rows) in names.items()}
-    links = {name: record for name, (record, _) in names.items()}
-    for bucket in run.buckets:
-        links.update(_reject_links(bucket))
-    links.update(_skipped_file(root, run))
     info = sampling_info(run, on_disk)
-    return Publication(
-        flow=FLOW,
-        published=PUBLISHED,
-        output_dir=run.config.output_dir,
-        run_hash=run.run_hash,
-        links=links,
+    return Contents(
+        links={
+            **{name: record for name, (record, _) in names.items()},
+            **_reject_links(run.buckets),
+            **_skipped_file(root, run),
+        },
         documents={SAMPLING_INFO: json_document(info), REPORT: json_document(report(run.buckets))},
-        ledger=RowLedger.total(bucket.ledger() for bucket in run.buckets),
+        ledger=run.ledger,
         statistics=_statistics(run, info),
         stages=_lineage(run.buckets),
-        config=run.config.model_dump_json(indent=2),
-        inputs=run.inputs,
-        seen=run.seen,
     )
 
 
@@ -191,10 +170,12 @@ def _statistics(run: SampledRun, info: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _reject_links(bucket: SampledBucket) -> dict[str, FileRecord]:
-    inputs = bucket.selection.bucket.inputs
-    found = [r for receipt in bucket.screened for r in receipt.files if r.path.endswith("/rejects.parquet")]
-    return {f"rejects/{inputs.key}-{inputs.bucket}-{i:06d}.parquet": record for i, record in enumerate(found)}
+def _reject_links(buckets: Sequence[SampledBucket]) -> dict[str, FileRecord]:
+    return reject_links(
+        entry
+        for bucket in buckets
+        for entry in numbered(bucket.selection.bucket.label.replace("/", "-"), bucket.screened)
+    )
 
 
 def _skipped_file(root: Path, run: SampledRun) -> dict[str, FileRecord]:
@@ -205,7 +186,7 @@ def _skipped_file(root: Path, run: SampledRun) -> dict[str, FileRecord]:
             for file in bucket.selection.bucket.skipped:
                 rejects.add(f"{bucket.selection.bucket.label}/{file.name}", -1, file.reason, file.detail)
         records = rejects.finish(root)
-    return {"rejects/skipped-files.parquet": records[0]} if records else {}
+    return {f"{REJECTS_FOLDER}/skipped-files.parquet": records[0]} if records else {}
 
 
 def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
@@ -213,6 +194,6 @@ def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
     for bucket in buckets:
         label = bucket.selection.bucket.label
         stages[f"select/{label}"] = bucket.selection.receipt.stage
-        for step, receipts in (("screen", bucket.screened), ("write", bucket.written)):
-            stages.update({f"{step}/{label}/{i:06d}": receipt.stage for i, receipt in enumerate(receipts)})
+        stages |= part_stages("screen", bucket.screened, label)
+        stages |= part_stages("write", bucket.written, label)
     return stages

@@ -7,7 +7,6 @@ selection. The answer of a file is a bit per row, so a billion documents take 12
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,26 +17,22 @@ from numpy.typing import NDArray
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import SourceFile
 from tasks.corpus.reading import iter_columns
-from tasks.run.layout import stage_folder
-from tasks.run.rejects import RejectWriter
+from tasks.run.contract import Job
+from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.storage.arrays import write_array
 
 
-@dataclass(frozen=True)
-class ScreenWork:
+@dataclass(frozen=True, kw_only=True)
+class ScreenWork(Job):
     """Some files of one bucket.
 
     Attributes:
         files: the files to read.
         text: their text column.
         min_characters, max_characters: allowed lengths, both included; `None` is no limit.
-        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "screen"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     files: tuple[SourceFile, ...]
     text: str
     min_characters: int
@@ -57,12 +52,12 @@ def screen_files(work: ScreenWork) -> Receipt:
         InputError: a file is damaged.
         StorageError: a bitmap cannot be written.
     """
-    root = Path(work.output_dir)
-    folder = stage_folder(root, work.stage)
+    root = work.root
+    folder = work.folder
     records = []
     totals = {"rows_in": 0, "rows_used": 0, "filtered": 0}
     nulls = 0
-    with RejectWriter(folder / "rejects.parquet") as rejects:
+    with RejectWriter(folder / REJECTS) as rejects:
         for position, file in enumerate(work.files):
             allowed, null = _screen(file, work)
             for row in np.flatnonzero(null).tolist():
@@ -75,7 +70,7 @@ def screen_files(work: ScreenWork) -> Receipt:
             nulls += int(null.sum())
         records += rejects.finish(root)
     ledger = RowLedger(**totals, rejected={"null_text": nulls} if nulls else {})
-    return Receipt(task=work.task, stage=work.stage, part=work.part, files=tuple(records), ledger=ledger)
+    return work.receipt(records, ledger=ledger)
 
 
 def _screen(file: SourceFile, work: ScreenWork) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -30,7 +30,7 @@ from tasks.corpus.selection.cutoff import (
     keep_rows,
     scan,
 )
-from tasks.run.layout import stage_folder
+from tasks.run.contract import Job
 from tasks.storage.arrays import read_array, write_array
 
 SELECTED = "selected.npy"
@@ -38,8 +38,8 @@ SELECTED = "selected.npy"
 _POOL_IDS = 40_000_000
 
 
-@dataclass(frozen=True)
-class SelectWork:
+@dataclass(frozen=True, kw_only=True)
+class SelectWork(Job):
     """One bucket.
 
     Attributes:
@@ -47,13 +47,9 @@ class SelectWork:
         bitmaps: for each file its eligibility bitmap, or an empty string if every row may be sampled.
         count: documents wanted.
         eligible: documents that may be sampled, over all files.
-        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "select"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     seed: int
     bucket: str
     files: tuple[SourceFile, ...]
@@ -101,15 +97,12 @@ def select_bucket(work: SelectWork) -> Receipt:
     Raises:
         StorageError: the counts cannot be written.
     """
-    root = Path(work.output_dir)
+    root = work.root
     cutoff, selected = _select(work)
-    record = write_array(stage_folder(root, work.stage) / SELECTED, selected, root)
+    record = write_array(work.folder / SELECTED, selected, root)
     used = int(selected.sum())
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=(record,),
+    return work.receipt(
+        [record],
         ledger=RowLedger(rows_in=work.eligible, rows_used=used, not_selected=work.eligible - used),
         statistics={"cutoff": list(cutoff), "selected": used, "eligible": work.eligible},
     )

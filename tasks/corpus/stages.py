@@ -10,28 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.canonical import canonical_hash
-from schemas.corpus import FORMAT_VERSION, SampleCorpusConfig
+from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt
 from tasks.corpus.cut import ShardPlan, cut_shards, shard_bytes_for
+from tasks.corpus.identity import DOMAIN
 from tasks.corpus.inventory import Bucket, SourceFile
 from tasks.corpus.screen import ScreenWork, bitmap_name
 from tasks.corpus.select import SELECTED, Eligibility, SelectWork, kept_rows
 from tasks.corpus.selection.cutoff import KEEP_ALL, Cutoff, IdRange
 from tasks.corpus.write import WriteWork
+from tasks.run.contract import absolute_root
 from tasks.run.layout import stage_folder
 from tasks.storage.arrays import read_array
 
 _MAX_WRITE_TASKS = 128
 _SCREEN_ROWS = 2_000_000
-
-
-def _key(step: str, **fields: object) -> str:
-    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
-
-
-def _root(config: SampleCorpusConfig) -> str:
-    return str(Path(config.output_dir).absolute())
 
 
 def screen_works(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenWork]]:
@@ -54,13 +47,16 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWor
     bounds = {"min_characters": config.min_characters, "max_characters": config.max_characters}
     return [
         ScreenWork(
-            output_dir=_root(config),
-            stage=_key("screen", text=text, files=[[file.name, file.digest] for file in files], **bounds),
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
+                "screen", text=text, files=[[file.name, file.digest] for file in files], **bounds
+            ),
             files=tuple(files),
             text=text,
             min_characters=config.min_characters,
             max_characters=config.max_characters,
             label=bucket.label,
+            seen={file.path: file.seen for file in files},
         )
         for files in groups
     ]
@@ -74,7 +70,7 @@ def select_work(
     Args:
         screens, screened: the bucket's screen works and their receipts.
     """
-    root = Path(_root(config))
+    root = Path(absolute_root(config))
     bitmaps = {
         file.name: str(stage_folder(root, screen.stage) / bitmap_name(position))
         for screen in screens
@@ -83,7 +79,7 @@ def select_work(
     barred = sum(r.ledger.rows_in - r.ledger.rows_used for r in screened if r.ledger is not None)
     return SelectWork(
         output_dir=str(root),
-        stage=_key(
+        stage=DOMAIN.stage_key(
             "select",
             seed=config.random_seed,
             bucket=bucket.inputs.bucket,
@@ -167,8 +163,8 @@ def _write_work(config: SampleCorpusConfig, selection: Selection, shards: tuple[
         for shard in shards
     ]
     return WriteWork(
-        output_dir=_root(config),
-        stage=_key(
+        output_dir=absolute_root(config),
+        stage=DOMAIN.stage_key(
             "write",
             pieces=pieces,
             rule=rule,
@@ -184,4 +180,6 @@ def _write_work(config: SampleCorpusConfig, selection: Selection, shards: tuple[
         cutoff=selection.cutoff,
         compression=config.compression,
         compression_level=config.compression_level,
+        label=f"{dataset.name}/{bucket}",
+        seen={piece.path: piece.seen for shard in shards for piece in shard.pieces},
     )

@@ -22,11 +22,12 @@ from schemas.corpus import OWN_COLUMNS, CorpusDatasetConfig, SampleCorpusConfig
 from schemas.errors import GristmillError, IntegrityError
 from schemas.run import RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
-from tasks.corpus.identity import Identity, identify
+from tasks.corpus.identity import BucketSource, identify
 from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
 from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
+from tasks.run.identity import Identity
 
 _BATCH_ROWS = 512
 
@@ -130,7 +131,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
     return []
 
 
-def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity]:
+def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
     raw: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     config = SampleCorpusConfig.parse(raw)
     return config, identify(config)

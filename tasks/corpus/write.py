@@ -27,15 +27,15 @@ from tasks.corpus.reading import iter_columns
 from tasks.corpus.row_groups import row_groups
 from tasks.corpus.select import Eligibility, kept_rows
 from tasks.corpus.selection.cutoff import Cutoff, IdRange
-from tasks.run.layout import stage_folder
+from tasks.run.contract import Job
 from tasks.storage.atomic import AtomicFile
 
 _PAGE_BYTES = 256 << 10
 _COMPRESSED = ("zstd", "gzip")
 
 
-@dataclass(frozen=True)
-class WriteWork:
+@dataclass(frozen=True, kw_only=True)
+class WriteWork(Job):
     """Some shards of one bucket.
 
     Attributes:
@@ -45,9 +45,6 @@ class WriteWork:
     """
 
     task: ClassVar[str] = "write"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     shards: tuple[ShardPlan, ...]
     seed: int
     bucket: str
@@ -58,11 +55,6 @@ class WriteWork:
     compression: SampleCompression
     compression_level: int
 
-    @property
-    def label(self) -> str:
-        """What it works on, for people."""
-        return f"{self.dataset}/{self.bucket}"
-
 
 def write_sample(work: WriteWork) -> Receipt:
     """Write the shards of `work` into its stage folder.
@@ -72,13 +64,13 @@ def write_sample(work: WriteWork) -> Receipt:
         IntegrityError: a shard did not get the rows it was planned to.
         StorageError: a shard cannot be written.
     """
-    root = Path(work.output_dir)
+    root = work.root
     records: list[FileRecord] = []
     rows: list[int] = []
     lengths: Counter[int] = Counter()
     text_bytes = 0
     for number, shard in enumerate(work.shards):
-        path = stage_folder(root, work.stage) / f"part-{number:06d}.parquet"
+        path = work.folder / f"part-{number:06d}.parquet"
         with _SampleWriter(path, work) as writer:
             for table in row_groups(batch for piece in shard.pieces for batch in _selected(work, piece)):
                 writer.add(table)
@@ -95,11 +87,8 @@ def write_sample(work: WriteWork) -> Receipt:
         rows.append(writer.rows)
         lengths.update(writer.lengths)
         text_bytes += writer.text_bytes
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=tuple(records),
+    return work.receipt(
+        records,
         ledger=RowLedger(rows_in=sum(rows), rows_used=sum(rows)),
         statistics={
             "rows": rows,

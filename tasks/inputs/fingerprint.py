@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def _is_memo(known: object) -> bool:
     return isinstance(known, list) and len(known) == 5 and isinstance(known[4], str)
 
 
-def check_unchanged(identities: Mapping[str, list[int]]) -> None:
+def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
     """Fail when an input changed since it was hashed.
 
     Raises:
@@ -110,7 +110,7 @@ def check_unchanged(identities: Mapping[str, list[int]]) -> None:
     """
     for path, identity in identities.items():
         # Compare inode, size and mtime; ctime also changes when somebody adds a hard link.
-        if _identity(Path(path))[:3] != identity[:3]:
+        if _identity(Path(path))[:3] != list(identity[:3]):
             raise InputError(
                 "this input changed while the run was reading it; nothing was published, run again",
                 code="input_changed",

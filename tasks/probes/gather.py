@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,15 +23,15 @@ from tasks.probes.records.writer import ShardWriter
 from tasks.probes.rows.sorting import cut_ranges, stable_order, time_order
 from tasks.probes.shards import Probes, ShardPlan, SplitRule, merge_probes
 from tasks.probes.spill import RunRef, SpilledRun, open_run
-from tasks.run.layout import stage_folder
+from tasks.run.contract import Job
 from tasks.run.memory import release_memory
 
 # Of all runs together, about 20 MB.
 _SHARED_TARGETS = 1 << 20
 
 
-@dataclass(frozen=True)
-class GatherWork:
+@dataclass(frozen=True, kw_only=True)
+class GatherWork(Job):
     """Some shards.
 
     Attributes:
@@ -43,9 +42,6 @@ class GatherWork:
     """
 
     task: ClassVar[str] = "gather"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     runs: tuple[RunRef, ...]
     shards: tuple[ShardPlan, ...]
     rule: SplitRule
@@ -53,11 +49,6 @@ class GatherWork:
     deduplicate: bool
     options: str
     portion_rows: int
-
-    @property
-    def label(self) -> str:
-        """What it works on, for people."""
-        return " ".join(dict.fromkeys(shard.split for shard in self.shards))
 
 
 def gather_shards(work: GatherWork) -> Receipt:
@@ -69,11 +60,11 @@ def gather_shards(work: GatherWork) -> Receipt:
         StorageError: a shard cannot be written.
     """
     release_memory()
-    root = Path(work.output_dir)
+    root = work.root
     records: list[FileRecord] = []
     counts: list[ShardCounts] = []
     for number, shard in enumerate(work.shards):
-        path = stage_folder(root, work.stage) / f"part-{number:06d}.arrayrecord"
+        path = work.folder / f"part-{number:06d}.arrayrecord"
         found = ShardCounts(split=shard.split)
         with ShardWriter(path, work.options) as writer:
             for some in _records(work, shard, found):
@@ -89,18 +80,15 @@ def gather_shards(work: GatherWork) -> Receipt:
         counts.append(found)
     rows = sum(shard.rows for shard in work.shards)
     duplicates = sum(found.duplicates for found in counts)
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=tuple(records),
+    return work.receipt(
+        records,
         ledger=RowLedger(rows_in=rows, rows_used=rows - duplicates, duplicates=duplicates),
         statistics={"shards": [found.as_dict() for found in counts]},
     )
 
 
 def _records(work: GatherWork, shard: ShardPlan, counts: ShardCounts) -> Iterator[Records]:
-    root = Path(work.output_dir)
+    root = work.root
     runs = [open_run(root, ref, shard.first_hash, shard.last_hash) for ref in work.runs]
     runs = [run for run in runs if len(run.hashes)]
     probes = _probes_of(runs, shard, work.rule)

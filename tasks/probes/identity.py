@@ -4,67 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.canonical import canonical_hash
-from schemas.errors import ConfigError
-from schemas.probes import FLOW, FORMAT_VERSION, BuildProbeRowsConfig
-from schemas.run import InputRecord
+from schemas.probes import FLOW, FORMAT_VERSION, PUBLISHED, BuildProbeRowsConfig
 from tasks.inputs.files import InputFile, resolve
-from tasks.inputs.fingerprint import Fingerprints
-from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
+from tasks.run.contract import Domain
+from tasks.run.identity import Identity, Source, fingerprint
+
+DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
 
 _PATTERNS = ("*.parquet",)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A run before it runs.
-
-    Attributes:
-        run_hash: 16 hex digits; equal for equal settings over equal bytes.
-        files: every input file once, by name and then by content; this order decides ties of time.
-        digests: their SHA-256.
-        seen: what each looked like when it was hashed.
-    """
-
-    run_hash: str
-    files: tuple[InputFile, ...]
-    digests: tuple[str, ...]
-    seen: dict[str, list[int]]
-
-    def records(self) -> list[InputRecord]:
-        return [
-            InputRecord(source="input", path=file.name, bytes=file.bytes, digest=f"sha256:{digest}")
-            for file, digest in zip(self.files, self.digests, strict=True)
-        ]
-
-
-def identify(config: BuildProbeRowsConfig) -> Identity:
+def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
     """Resolve, fingerprint and hash everything `config` names.
+
+    The one source holds every input file once, by name and then by content; this order decides ties of time.
 
     Raises:
         ConfigError: a path is missing or holds no Parquet file, or an input is what runs made.
         InputError: an input cannot be read.
     """
-    found = _resolve(config)
-    memo = Fingerprints(Path(config.output_dir) / STAGES / FINGERPRINTS)
-    digests = memo.digests([file.path for file in found])
-    if Path(config.output_dir, STAGES).is_dir():
-        memo.save()
-    # By content where names are equal, so that the order in which paths are listed decides nothing.
-    pairs = sorted(zip(found, digests, strict=True), key=lambda pair: (pair[0].name.encode(), pair[1]))
-    files = tuple(_distinct_names(file for file, _ in pairs))
-    digests = [digest for _, digest in pairs]
-    named = [[file.name, digest] for file, digest in zip(files, digests, strict=True)]
-    run_hash = canonical_hash(
-        {"flow": FLOW, "format": FORMAT_VERSION, "config": config.hash_fields(), "inputs": named}
-    )
-    return Identity(run_hash, files, tuple(digests), memo.identities())
+    found = Source("input", "input", tuple(_resolve(config)))
+    [source], seen = fingerprint([found], config.output_dir, PUBLISHED)
+    source = _in_order(source)
+    run_hash = DOMAIN.run_hash(config.hash_fields(), source.named_digests())
+    return Identity(run_hash=run_hash, sources=(source,), seen=seen)
 
 
-def _resolve(config: BuildProbeRowsConfig) -> list[InputFile]:
+def _resolve(config: BuildProbeRowsConfig) -> Iterable[InputFile]:
     """The files of all paths; one that two paths lead to counts once, under its shortest name."""
     by_place: dict[Path, InputFile] = {}
     for path in config.inputs:
@@ -73,22 +41,16 @@ def _resolve(config: BuildProbeRowsConfig) -> list[InputFile]:
             known = by_place.get(place)
             if known is None or (len(file.name), file.name) < (len(known.name), known.name):
                 by_place[place] = file
-    _refuse_own_output(by_place.values(), Path(config.output_dir))
-    return list(by_place.values())
+    return by_place.values()
 
 
-def _refuse_own_output(files: Iterable[InputFile], output_dir: Path) -> None:
-    """An input folder that holds the output folder would take this run's reject files for measurements."""
-    root = output_dir.absolute()
-    made = [root / name for name in (RUNS, STAGES, LATEST)]
-    for file in files:
-        if any(file.path.is_relative_to(folder) for folder in made):
-            raise ConfigError(
-                f"the input {file.name!r} lies in output_dir, among what runs make; move output_dir out of the "
-                "input folder, or name the input files by a glob",
-                code="input_is_output",
-                where="input",
-            )
+def _in_order(source: Source) -> Source:
+    """Order files by content where names are equal, so that the order in which paths are listed decides nothing."""
+    pairs = sorted(
+        zip(source.files, source.digests, strict=True), key=lambda pair: (pair[0].name.encode(), pair[1])
+    )
+    files = tuple(_distinct_names(file for file, _ in pairs))
+    return dataclasses.replace(source, files=files, digests=tuple(digest for _, digest in pairs))
 
 
 def _distinct_names(files: Iterable[InputFile]) -> Iterable[InputFile]:

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS
-from tasks.probes.identity import Identity
 from tasks.probes.rows.reading import Piece
+from tasks.run.identity import Identity, Source
 
 _NAMED = 20
 _PART_ROWS = 1 << 20
@@ -35,17 +35,18 @@ class SourceFile:
     seen: tuple[int, ...] = ()
 
 
-def take_inventory(identity: Identity) -> tuple[SourceFile, ...]:
+def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
     """Open every footer.
 
     Raises:
         InputError: `bad_files`: files that cannot be used, all of them named; `empty_input`: no file has rows.
     """
+    [source] = identity.sources
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        looked = list(pool.map(_look, [file.path for file in identity.files]))
+        looked = list(pool.map(_look, [file.path for file in source.files]))
     faults = [
         f"{file.name}: {found}"
-        for file, found in zip(identity.files, looked, strict=True)
+        for file, found in zip(source.files, looked, strict=True)
         if isinstance(found, str)
     ]
     if faults:
@@ -57,7 +58,7 @@ def take_inventory(identity: Identity) -> tuple[SourceFile, ...]:
         )
     files = tuple(
         SourceFile(str(file.path), file.name, digest, found, tuple(identity.seen[str(file.path)]))
-        for file, digest, found in zip(identity.files, identity.digests, looked, strict=True)
+        for file, digest, found in zip(source.files, source.digests, looked, strict=True)
         if not isinstance(found, str)
     )
     if not any(sum(file.group_rows) for file in files):

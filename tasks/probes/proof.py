@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from schemas.errors import WorkError
-from tasks.probes.identity import Identity
+from tasks.run.identity import Identity, Source
 
 if TYPE_CHECKING:
     import duckdb
@@ -54,7 +54,7 @@ GROUP BY ALL HAVING sum(times) <> 0
 
 
 def compare(
-    identity: Identity,
+    identity: Identity[Source],
     rejects: Sequence[Path],
     records: Iterable[tuple[str, pa.RecordBatch]],
     deduplicated: bool,
@@ -92,10 +92,10 @@ def compare(
             raise WorkError(f"DuckDB cannot compare the source: {error}", code="proof") from error
 
 
-def _linked(identity: Identity, scratch: Path) -> list[Path]:
+def _linked(identity: Identity[Source], scratch: Path) -> list[Path]:
     """The input files under names that DuckDB does not read as globs."""
     links = []
-    for number, file in enumerate(identity.files):
+    for number, file in enumerate(identity.sources[0].files):
         links.append(scratch / f"{number}.parquet")
         links[-1].symlink_to(file.path.absolute())
     return links
@@ -109,14 +109,14 @@ def _microseconds(connection: duckdb.DuckDBPyConnection, path: Path) -> str:
 
 
 def _note_rejected(
-    connection: duckdb.DuckDBPyConnection, identity: Identity, rejects: Sequence[Path]
+    connection: duckdb.DuckDBPyConnection, identity: Identity[Source], rejects: Sequence[Path]
 ) -> None:
     import pyarrow.parquet as pq
 
     numbers = pa.table(
         {
-            "number": pa.array(range(len(identity.files)), pa.int32()),
-            "name": [file.name for file in identity.files],
+            "number": pa.array(range(len(identity.sources[0].files)), pa.int32()),
+            "name": [file.name for file in identity.sources[0].files],
         }
     )
     connection.register("numbers", numbers)

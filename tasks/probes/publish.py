@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.probes import FLOW, PUBLISHED, REPORT, SHARD_SUFFIX, SPLITS, BuildProbeRowsConfig
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
+from schemas.probes import REPORT, SHARD_SUFFIX, SPLITS, BuildProbeRowsConfig
+from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.probes.counts import split_report
-from tasks.probes.scatter import REJECTS
-from tasks.run.publish import Publication, json_document
+from tasks.run.publish import Contents, json_document, part_stages
+from tasks.run.rejects import numbered, reject_links
 
 
 @dataclass(frozen=True)
 class WrittenRun:
-    """Written probe rows; see `tasks.sft.publish.PackedRun`.
+    """Written and validated probe rows.
 
     Attributes:
         scattered, gathered: receipts of both passes, in order.
@@ -23,30 +23,20 @@ class WrittenRun:
     """
 
     config: BuildProbeRowsConfig
-    run_hash: str
     scattered: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
-    inputs: tuple[InputRecord, ...]
-    seen: dict[str, list[int]]
 
 
-def publication(run: WrittenRun) -> Publication:
+def contents(run: WrittenRun) -> Contents:
     """The probe rows as they are to be published."""
     statistics = run_statistics(run)
-    return Publication(
-        flow=FLOW,
-        published=PUBLISHED,
-        output_dir=run.config.output_dir,
-        run_hash=run.run_hash,
-        links={**shard_names(run.gathered), **_reject_links(run.scattered)},
+    return Contents(
+        links={**shard_names(run.gathered), **reject_links(numbered("input", run.scattered))},
         documents={REPORT: json_document(statistics)},
         ledger=run.ledger,
         statistics=statistics,
-        stages=_lineage(run),
-        config=run.config.model_dump_json(indent=2),
-        inputs=run.inputs,
-        seen=run.seen,
+        stages={**part_stages("scatter", run.scattered), **part_stages("gather", run.gathered)},
     )
 
 
@@ -77,17 +67,4 @@ def run_statistics(run: WrittenRun) -> dict[str, Any]:
         **{name: sum(entry[name] for entry in report.values()) for name in totals},
         "versions_filled": sum(receipt.statistics["versions_filled"] for receipt in run.scattered),
         "probe_splits": report,
-    }
-
-
-def _reject_links(scattered: Sequence[Receipt]) -> dict[str, FileRecord]:
-    found = [r for receipt in scattered for r in receipt.files if r.path.endswith(f"/{REJECTS}")]
-    return {f"rejects/input-{number:06d}.parquet": record for number, record in enumerate(found)}
-
-
-def _lineage(run: WrittenRun) -> dict[str, str]:
-    return {
-        f"{receipt.task}/{number:06d}": receipt.stage
-        for receipts in (run.scattered, run.gathered)
-        for number, receipt in enumerate(receipts)
     }

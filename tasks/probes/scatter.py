@@ -19,15 +19,13 @@ from tasks.probes.rows.reading import RUN_ROWS, Piece, read_runs
 from tasks.probes.rows.screening import Columns, screen, unusable
 from tasks.probes.rows.sorting import stable_order
 from tasks.probes.spill import PROBES_SCHEMA, Run, RunRef, write_run
-from tasks.run.layout import stage_folder
+from tasks.run.contract import Job
 from tasks.run.memory import release_memory
-from tasks.run.rejects import RejectWriter
-
-REJECTS = "rejects.parquet"
+from tasks.run.rejects import REJECTS, RejectWriter
 
 
-@dataclass(frozen=True)
-class ScatterWork:
+@dataclass(frozen=True, kw_only=True)
+class ScatterWork(Job):
     """Some row groups, in input order.
 
     Attributes:
@@ -38,9 +36,6 @@ class ScatterWork:
     """
 
     task: ClassVar[str] = "scatter"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     pieces: tuple[Piece, ...]
     seed: int
     spill_dir: str = ""
@@ -56,12 +51,12 @@ def scatter_rows(work: ScatterWork) -> Receipt:
         StorageError: a run cannot be written.
     """
     release_memory()
-    root = Path(work.output_dir)
+    root = work.root
     spill = Path(work.spill_dir) if work.spill_dir else None
     records: list[FileRecord] = []
     rejected: Counter[str] = Counter()
     rows_in = rows_used = filled = runs = 0
-    with RejectWriter(stage_folder(root, work.stage) / REJECTS) as rejects:
+    with RejectWriter(work.folder / REJECTS) as rejects:
         for run in read_runs(work.pieces, work.run_rows):
             families_of_both = [
                 families(run.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
@@ -79,11 +74,8 @@ def scatter_rows(work: ScatterWork) -> Receipt:
                 rows_used += usable
                 runs += 1
         records += rejects.finish(root)
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=tuple(records),
+    return work.receipt(
+        records,
         ledger=RowLedger(rows_in=rows_in, rows_used=rows_used, rejected=dict(sorted(rejected.items()))),
         statistics={"runs": runs, "versions_filled": filled},
     )

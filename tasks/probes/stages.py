@@ -9,27 +9,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from schemas.canonical import canonical_hash
-from schemas.probes import FORMAT_VERSION, BuildProbeRowsConfig
+from schemas.probes import BuildProbeRowsConfig
 from schemas.run import Receipt
 from tasks.probes.gather import GatherWork
+from tasks.probes.identity import DOMAIN
 from tasks.probes.inventory import SourceFile, cut_parts
 from tasks.probes.records.writer import writer_options
 from tasks.probes.rows.reading import Piece
 from tasks.probes.scatter import ScatterWork
 from tasks.probes.shards import ShardPlan, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
 from tasks.probes.spill import SPILL_FORMAT, RunRef, read_probes
+from tasks.run.contract import absolute_root
 
 _PORTION_ROWS = 1 << 18
 _MAX_GATHER_TASKS = 96
-
-
-def _key(step: str, **fields: object) -> str:
-    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
-
-
-def _root(config: BuildProbeRowsConfig) -> str:
-    return str(Path(config.output_dir).absolute())
 
 
 def scatter_works(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> list[ScatterWork]:
@@ -40,9 +33,14 @@ def scatter_works(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> 
 
 def _scatter_work(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill: str) -> ScatterWork:
     named = [[piece.name, piece.digest, piece.first_group, piece.end_group] for piece in pieces]
-    stage = _key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
+    stage = DOMAIN.stage_key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
     return ScatterWork(
-        output_dir=_root(config), stage=stage, pieces=pieces, seed=config.seed, spill_dir=spill
+        output_dir=absolute_root(config),
+        stage=stage,
+        pieces=pieces,
+        seed=config.seed,
+        spill_dir=spill,
+        seen={piece.path: piece.seen for piece in pieces},
     )
 
 
@@ -63,7 +61,7 @@ def gather_works(
         for work, receipt in zip(scatters, receipts, strict=True)
         for number in range(receipt.statistics["runs"])
     )
-    probes = merge_probes(read_probes(Path(_root(config)), run) for run in runs)
+    probes = merge_probes(read_probes(Path(absolute_root(config)), run) for run in runs)
     rule = split_rule(config.split, config.train_ratio, probes)
     shards = cut_shards(probes, rule, shard_bytes_for(int(probes.record_bytes().sum())))
     total = int(probes.rows.sum())
@@ -83,8 +81,8 @@ def _gather_work(
     portion_rows: int,
 ) -> GatherWork:
     return GatherWork(
-        output_dir=_root(config),
-        stage=_key(
+        output_dir=absolute_root(config),
+        stage=DOMAIN.stage_key(
             "gather",
             runs=[[run.stage, run.number] for run in runs],
             shards=[asdict(shard) for shard in shards],
@@ -100,4 +98,5 @@ def _gather_work(
         deduplicate=config.deduplicate,
         options=writer_options(config.compression, config.compression_level),
         portion_rows=portion_rows,
+        label=" ".join(dict.fromkeys(shard.split for shard in shards)),
     )

@@ -5,25 +5,22 @@ from __future__ import annotations
 from prefect import task
 
 from schemas.run import Receipt
-from tasks.inputs.fingerprint import check_unchanged
 from tasks.probes.gather import GatherWork, gather_shards
 from tasks.probes.scatter import ScatterWork, scatter_rows
 from tasks.probes.validate import ValidateWork, check_written
+from tasks.run.contract import do
 
 
 @task(name="scatter")
 def scatter(work: ScatterWork) -> Receipt:
     """Sorted runs of some row groups."""
-    receipt = scatter_rows(work)
-    # The receipt is kept under a key made of the inputs' digests, so it must be of just those bytes.
-    check_unchanged({piece.path: list(piece.seen) for piece in work.pieces})
-    return receipt
+    return do(scatter_rows, work)
 
 
 @task(name="gather")
 def gather(work: GatherWork) -> Receipt:
     """Shards of some ranges of probes."""
-    return gather_shards(work)
+    return do(gather_shards, work)
 
 
 @task(name="validate", persist_result=False)

@@ -13,7 +13,7 @@ from schemas.errors import GristmillError, IntegrityError
 from schemas.probes import SHARD_SUFFIX, SPLITS, TRAIN, BuildProbeRowsConfig, ProbeSplit
 from schemas.run import Receipt, RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
-from tasks.probes.identity import Identity, identify
+from tasks.probes.identity import identify
 from tasks.probes.proof import compare
 from tasks.probes.publish import written_shards
 from tasks.probes.records.decode import ProbeRecord, read_record
@@ -214,7 +214,7 @@ def _prove(
     try:
         if config is None:
             raise ValueError("config.json is missing or damaged")
-        identity: Identity = identify(config)
+        identity = identify(config)
     except (GristmillError, ValueError) as error:
         return [_unproved(folder, f"the source cannot be read: {error}")]
     if identity.run_hash != manifest.run_hash:

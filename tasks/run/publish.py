@@ -10,14 +10,16 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.run import FileRecord, InputRecord, RowLedger, RunManifest
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
 from tasks.inputs.fingerprint import check_unchanged
+from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
+from tasks.run.identity import Identity
 from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
 from tasks.storage.atomic import TEMP_PREFIX, link_file, storage_errors, swap_symlink, write_file
 
@@ -54,6 +56,49 @@ class Publication:
     symlinks: dict[str, str] = field(default_factory=dict)
     documents: Mapping[str, bytes] = field(default_factory=dict)
     report: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a domain publishes.
+
+    Attributes:
+        links, symlinks, documents: see `Publication`.
+        ledger, statistics: of the whole run.
+        stages: `{step}/{what}/{part:06d}` to stage key, for lineage; `what` and `part` may be missing.
+    """
+
+    links: Mapping[str, FileRecord]
+    ledger: RowLedger
+    statistics: dict[str, Any]
+    stages: dict[str, str]
+    symlinks: dict[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def publication_of(domain: Domain, config: Any, identity: Identity[Any], contents: Contents) -> Publication:
+    """Put what a domain publishes together with what every run says of itself."""
+    return Publication(
+        flow=domain.flow,
+        published=domain.published,
+        output_dir=config.output_dir,
+        run_hash=identity.run_hash,
+        links=contents.links,
+        symlinks=contents.symlinks,
+        documents=contents.documents,
+        ledger=contents.ledger,
+        statistics=contents.statistics,
+        stages=contents.stages,
+        config=config.model_dump_json(indent=2),
+        inputs=identity.records(),
+        seen=identity.seen,
+    )
+
+
+def part_stages(step: str, receipts: Iterable[Receipt], what: str = "") -> dict[str, str]:
+    """The stage key of every part of a step, by the name it has in the lineage."""
+    head = f"{step}/{what}" if what else step
+    return {f"{head}/{part:06d}": receipt.stage for part, receipt in enumerate(receipts)}
 
 
 def publish_run(publication: Publication) -> RunManifest:

@@ -7,11 +7,16 @@ A reject file is Parquet with `source_file string, row int64, reason string, det
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.run import FileRecord
+from schemas.run import FileRecord, Receipt
 from tasks.storage.atomic import AtomicFile
+
+# The reject file of a job, in its stage folder; and the folder of a run that publishes them.
+REJECTS = "rejects.parquet"
+REJECTS_FOLDER = "rejects"
 
 _DETAIL_CHARACTERS = 500
 _FLUSH_ROWS = 50_000
@@ -34,14 +39,41 @@ class RowRejected(Exception):  # noqa: N818 - a verdict on one row, caught per r
         return f"{self.reason}: {self.detail}"
 
 
+def reject_files(receipt: Receipt) -> Iterator[FileRecord]:
+    """The reject file of a job, if it rejected a row."""
+    return (record for record in receipt.files if record.path.endswith(f"/{REJECTS}"))
+
+
+def reject_links(named: Iterable[tuple[str, Receipt]]) -> dict[str, FileRecord]:
+    """Published name of every reject file: `rejects/{name}.parquet`.
+
+    Args:
+        named: a name for each receipt, such as `{source}-{part:06d}`.
+    """
+    return {
+        f"{REJECTS_FOLDER}/{name}.parquet": record
+        for name, receipt in named
+        for record in reject_files(receipt)
+    }
+
+
+def numbered(source: str, receipts: Iterable[Receipt]) -> Iterator[tuple[str, Receipt]]:
+    """The receipts of one source with names of their own: `{source}-{part:06d}`."""
+    return ((f"{source}-{part:06d}", receipt) for part, receipt in enumerate(receipts))
+
+
 class RejectWriter:
     """Collects rejected rows and writes them in batches; memory stays bounded when every row is bad.
 
     Args:
         path: the reject file.
+
+    Attributes:
+        rows: how many were noted.
     """
 
     def __init__(self, path: Path) -> None:
+        self.rows = 0
         self._path = path
         self._rows: list[tuple[str, int, str, str]] = []
         self._file: AtomicFile | None = None
@@ -49,6 +81,7 @@ class RejectWriter:
 
     def add(self, source_file: str, row: int, reason: str, detail: str) -> None:
         """Note one rejected row."""
+        self.rows += 1
         # A lone surrogate in the detail (an unknown role, say) cannot be stored as UTF-8.
         safe = detail[:_DETAIL_CHARACTERS].encode("utf-8", "backslashreplace").decode()
         self._rows.append((source_file, row, reason, safe))

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +27,9 @@ from numpy.typing import NDArray
 from schemas.run import Receipt, RowLedger
 from schemas.sft import Count, Overflow, PackConfig
 from tasks.packing.bins import pack
+from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
-from tasks.run.rejects import RejectWriter
+from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.sft.splits import in_split, repeated
 from tasks.sft.spool import Spool, open_spools
 from tasks.storage.arrays import write_array
@@ -37,21 +37,17 @@ from tasks.storage.arrays import write_array
 _ARRAYS = ("item_spool", "item_start", "item_length", "bin_offsets", "bin_items", "shard_bins")
 
 
-@dataclass(frozen=True)
-class PlanWork:
+@dataclass(frozen=True, kw_only=True)
+class PlanWork(Job):
     """One data set and split.
 
     Attributes:
         spool_stages: stage hashes of the data set's spools, in part order.
         source_files: for each spool, the input files its rows name.
         low, high: the split's interval of [0, 1).
-        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "plan"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     spool_stages: tuple[str, ...]
     source_files: tuple[tuple[str, ...], ...]
     low: float
@@ -99,21 +95,18 @@ def plan_packs(work: PlanWork) -> Receipt:
         IntegrityError: spool files disagree with each other.
         StorageError: the plan cannot be written.
     """
-    root = Path(work.output_dir)
-    folder = stage_folder(root, work.stage)
+    root = work.root
+    folder = work.folder
     with (
         open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools,
-        RejectWriter(folder / "rejects.parquet") as rejects,
+        RejectWriter(folder / REJECTS) as rejects,
     ):
         items, ledger, overflow = _select(work, spools, rejects)
         arrays, statistics = _pack(work, items)
         records = [write_array(folder / f"{name}.npy", arrays[name], root) for name in _ARRAYS]
         records += rejects.finish(root)
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=tuple(records),
+    return work.receipt(
+        records,
         ledger=ledger,
         statistics={**statistics, **overflow},
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from schemas.run import FileRecord, InputRecord, Receipt, RowLedger
-from schemas.sft import BLEND, FLOW, PUBLISHED, SPLITS, PackSftConfig
-from tasks.run.publish import Publication, json_document
+from schemas.run import FileRecord, Receipt, RowLedger
+from schemas.sft import BLEND, SPLITS, PackSftConfig
+from tasks.run.publish import Contents, json_document, part_stages
+from tasks.run.rejects import numbered, reject_links
+from tasks.sft.stages import SplitPlan
 
 _METADATA_KEYS = (
     "max_samples_per_bin",
@@ -53,29 +55,34 @@ class PackedSplit:
         return found
 
 
-@dataclass
-class View:
-    """The files of a run folder.
-
-    Attributes:
-        links: published path to the stage file it is a second name of.
-        symlinks: published path to relative target.
-        documents: published path to the bytes of a small file.
-    """
-
-    links: dict[str, FileRecord] = field(default_factory=dict)
-    symlinks: dict[str, str] = field(default_factory=dict)
-    documents: dict[str, bytes] = field(default_factory=dict)
+def packed_splits(
+    plans: Sequence[SplitPlan], planned: Sequence[Receipt], written: Sequence[Sequence[Receipt]]
+) -> tuple[PackedSplit, ...]:
+    """What the plans became, for publishing; those without a bin are left out."""
+    return tuple(
+        PackedSplit(
+            plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, receipt, tuple(shards)
+        )
+        for plan, receipt, shards in zip(plans, planned, written, strict=True)
+        if receipt.statistics["bins"]
+    )
 
 
-def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]) -> View:
-    """Names for every shard and reject file, blend.json and the pack metadata.
+class _View(NamedTuple):
+    """See `Publication`."""
+
+    links: dict[str, FileRecord]
+    symlinks: dict[str, str]
+    documents: dict[str, bytes]
+
+
+def _view(packed: Sequence[PackedSplit]) -> _View:
+    """Names for every shard, blend.json and the pack metadata.
 
     Args:
         packed: every data set and split with at least one bin, splits and data sets in configuration order.
-        rejects: published name (below `rejects/`) to reject file.
     """
-    view = View()
+    view = _View({}, {}, {})
     blend: dict[str, list[str]] = {}
     metadata: dict[str, list[dict[str, Any]]] = {}
     positions: dict[str, int] = {}
@@ -94,7 +101,6 @@ def published_view(packed: Sequence[PackedSplit], rejects: dict[str, FileRecord]
                 [f"{share:.12g}", str(PurePosixPath(path).with_suffix(""))]
             )
         metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in _METADATA_KEYS})
-    view.links.update({f"rejects/{name}": record for name, record in rejects.items()})
     view.documents[BLEND] = json_document(blend)
     for split, entries in metadata.items():
         view.documents[f"pack_metadata/{split}.json"] = json_document(entries)
@@ -106,41 +112,55 @@ class PackedRun:
     """A validated run.
 
     Attributes:
-        run_hash: the run's name.
+        spools: the tokenize receipts of every data set, by name.
+        plans, planned: one plan for each split and data set, and its receipt.
         packed: every data set and split with at least one bin.
-        rejects: published name to reject file.
         ledger: of the whole run.
-        stages: what each stage was, for lineage.
     """
 
     config: PackSftConfig
-    run_hash: str
+    spools: Mapping[str, Sequence[Receipt]]
+    plans: Sequence[SplitPlan]
+    planned: Sequence[Receipt]
     packed: tuple[PackedSplit, ...]
-    rejects: dict[str, FileRecord]
     ledger: RowLedger
-    stages: dict[str, str]
-    inputs: tuple[InputRecord, ...]
-    seen: dict[str, list[int]]
 
 
-def publication(run: PackedRun) -> Publication:
+def contents(run: PackedRun) -> Contents:
     """The run as it is to be published."""
-    view = published_view(run.packed, run.rejects)
-    return Publication(
-        flow=FLOW,
-        published=PUBLISHED,
-        output_dir=run.config.output_dir,
-        run_hash=run.run_hash,
-        links=view.links,
+    view = _view(run.packed)
+    return Contents(
+        links={**view.links, **_reject_links(run)},
         symlinks=view.symlinks,
         documents=view.documents,
         ledger=run.ledger,
         statistics=run_statistics(run.packed),
-        stages=run.stages,
-        config=run.config.model_dump_json(indent=2),
-        inputs=run.inputs,
-        seen=run.seen,
+        stages=_lineage(run),
     )
+
+
+def _reject_links(run: PackedRun) -> dict[str, FileRecord]:
+    named = [
+        entry for name, receipts in run.spools.items() for entry in numbered(f"{name}-tokenize", receipts)
+    ]
+    named += [
+        (f"{plan.dataset.name}-pack-{plan.split}", receipt)
+        for plan, receipt in zip(run.plans, run.planned, strict=True)
+    ]
+    return reject_links(named)
+
+
+def _lineage(run: PackedRun) -> dict[str, str]:
+    stages: dict[str, str] = {}
+    for name, receipts in run.spools.items():
+        stages |= part_stages("tokenize", receipts, name)
+    written = {(entry.dataset, entry.split): entry.shards for entry in run.packed}
+    for plan, receipt in zip(run.plans, run.planned, strict=True):
+        name = f"{plan.dataset.name}/{plan.split}"
+        stages[f"plan/{name}"] = receipt.stage
+        for shard in written.get((plan.dataset.name, plan.split), ())[:1]:
+            stages[f"write/{name}"] = shard.stage
+    return stages
 
 
 def run_statistics(packed: Sequence[PackedSplit]) -> dict[str, Any]:

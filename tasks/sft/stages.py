@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from schemas.canonical import canonical_hash
 from schemas.run import Receipt
-from schemas.sft import FORMAT_VERSION, DatasetConfig, PackSftConfig
+from schemas.sft import DatasetConfig, PackSftConfig
 from tasks.inputs.segments import Segment, cut, group, part_bytes_for
-from tasks.sft.identity import DatasetInputs, Identity, tokenizer_fields
+from tasks.run.contract import absolute_root
+from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
 from tasks.sft.plan import PlanWork
-from tasks.sft.publish import PackedSplit
 from tasks.sft.tokenize import TokenizeWork
 from tasks.sft.write import WriteWork
 
@@ -25,20 +23,18 @@ from tasks.sft.write import WriteWork
 _MAX_WRITE_TASKS = 128
 
 
-def _key(step: str, **fields: object) -> str:
-    return canonical_hash({"step": step, "format": FORMAT_VERSION, **fields})
-
-
-def tokenize_works(config: PackSftConfig, identity: Identity) -> dict[str, list[TokenizeWork]]:
+def tokenize_works(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeWork]]:
     """The parts of every data set, by name.
 
     Raises:
         InputError: a Parquet footer is broken.
     """
-    return {entry.dataset.name: _tokenize_dataset(config, identity, entry) for entry in identity.inputs}
+    return {entry.dataset.name: _tokenize_dataset(config, identity, entry) for entry in identity.sources}
 
 
-def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetInputs) -> list[TokenizeWork]:
+def _tokenize_dataset(
+    config: PackSftConfig, identity: PackIdentity, entry: DatasetSource
+) -> list[TokenizeWork]:
     part_bytes = part_bytes_for(sum(file.bytes for file in entry.files))
     digests = {file.name: digest for file, digest in zip(entry.files, entry.digests, strict=True)}
     shared = {
@@ -49,8 +45,8 @@ def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetI
     }
     return [
         TokenizeWork(
-            output_dir=_root(config),
-            stage=_key(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
                 "tokenize", **shared, segments=[_segment_fields(s, digests[s.name]) for s in segments]
             ),
             segments=segments,
@@ -58,7 +54,8 @@ def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetI
             source=identity.tokenizer,
             tokenizer=config.tokenizer,
             train_on=config.train_on,
-            seen={segment.path: identity.seen[segment.path] for segment in segments},
+            label=entry.name,
+            seen=identity.seen_of(segment.path for segment in segments),
         )
         for segments in group(cut(entry.files, part_bytes), part_bytes)
     ]
@@ -66,10 +63,6 @@ def _tokenize_dataset(config: PackSftConfig, identity: Identity, entry: DatasetI
 
 def _segment_fields(segment: Segment, digest: str) -> list[object]:
     return [segment.name, digest, segment.format, segment.start, segment.stop]
-
-
-def _root(config: PackSftConfig) -> str:
-    return str(Path(config.output_dir).absolute())
 
 
 @dataclass(frozen=True)
@@ -101,8 +94,8 @@ def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -
                 "shard_tokens": config.storage.shard_tokens,
             }
             work = PlanWork(
-                output_dir=_root(config),
-                stage=_key("plan", **shared, interval=[low, high]),
+                output_dir=absolute_root(config),
+                stage=DOMAIN.stage_key("plan", **shared, interval=[low, high]),
                 spool_stages=stages,
                 source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in receipts),
                 low=low,
@@ -114,7 +107,7 @@ def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -
                 label=f"{dataset.name} {split}",
             )
             storage = config.storage.hash_fields()
-            plans.append(SplitPlan(dataset, split, _key("pack", **shared, storage=storage), work))
+            plans.append(SplitPlan(dataset, split, DOMAIN.stage_key("pack", **shared, storage=storage), work))
     return plans
 
 
@@ -126,7 +119,7 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
         spool: any tokenize receipt of the data set; it knows the tokenizer's ids.
     """
     storage = config.storage.hash_fields()
-    stage = _key("write", plan=planned.stage, storage=storage)
+    stage = DOMAIN.stage_key("write", plan=planned.stage, storage=storage)
     shards = int(planned.statistics["shards"])
     batch = -(-shards // _MAX_WRITE_TASKS) or 1
     return [
@@ -147,10 +140,3 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
         )
         for part, first in enumerate(range(0, shards, batch))
     ]
-
-
-def packed_split(plan: SplitPlan, planned: Receipt, written: Sequence[Receipt]) -> PackedSplit:
-    """What the plan became, for publishing."""
-    return PackedSplit(
-        plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, planned, tuple(written)
-    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,8 +17,8 @@ from schemas.run import Receipt, RowLedger
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.inputs.readers import RowFault, read_rows
 from tasks.inputs.segments import Segment
-from tasks.run.layout import stage_folder
-from tasks.run.rejects import RejectWriter, RowRejected
+from tasks.run.contract import Job
+from tasks.run.rejects import REJECTS, RejectWriter, RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
 from tasks.sft.chat.masks import Sample, samples
 from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, load_tokenizer
@@ -27,8 +26,8 @@ from tasks.sft.chat.tokenizer_source import TokenizerSource
 from tasks.sft.spool import Rows, SpoolWriter
 
 
-@dataclass(frozen=True)
-class TokenizeWork:
+@dataclass(frozen=True, kw_only=True)
+class TokenizeWork(Job):
     """One part of one data set.
 
     Attributes:
@@ -43,20 +42,11 @@ class TokenizeWork:
     """
 
     task: ClassVar[str] = "tokenize"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
     segments: tuple[Segment, ...]
     dataset: DatasetConfig
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
-    seen: dict[str, list[int]] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """What it works on, for people."""
-        return self.dataset.name
 
 
 @dataclass(slots=True)
@@ -77,12 +67,12 @@ def tokenize_part(work: TokenizeWork) -> Receipt:
         InputError: an input file is unreadable or truncated.
         StorageError: the spool cannot be written.
     """
-    root = Path(work.output_dir)
-    folder = stage_folder(root, work.stage)
+    root = work.root
+    folder = work.folder
     tokenizer = load_tokenizer(work.source, work.tokenizer)
     names = list(dict.fromkeys(segment.name for segment in work.segments))
     part = _Part(work, tokenizer, names)
-    with SpoolWriter(folder) as spool, RejectWriter(folder / "rejects.parquet") as rejects:
+    with SpoolWriter(folder) as spool, RejectWriter(folder / REJECTS) as rejects:
         for segment in work.segments:
             for batch in read_rows(segment):
                 part.process(batch, segment.name, spool, rejects)
@@ -190,10 +180,11 @@ class _Part:
             "tokenizer_digest": self._tokenizer.digest,
         }
         work = self._work
-        return Receipt(
-            task=work.task, stage=work.stage, part=work.part, files=tuple(records), ledger=ledger,
+        return work.receipt(
+            records,
+            ledger=ledger,
             statistics=statistics,
-        )  # fmt: skip
+        )
 
 
 def shifted_mask(trained: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from schemas.errors import IntegrityError
 from schemas.run import FileRecord, RunManifest
 from schemas.sft import BLEND
 from schemas.verdict import Fault, Verdict
 from tasks.run.layout import MANIFEST
+from tasks.sft.publish import PackedSplit
 from tasks.sft.shards.find import shard_format
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
+
+
+@dataclass(frozen=True)
+class ValidateWork:
+    """Shards to validate before they are published; `workers` of them at once."""
+
+    output_dir: str
+    packed: tuple[PackedSplit, ...]
+    workers: int
+
+
+def check_written(work: ValidateWork) -> Verdict:
+    """Check every shard before it is published, row by row, and the totals.
+
+    Raises:
+        IntegrityError: naming the first row, or the total, that is wrong.
+    """
+    root = Path(work.output_dir)
+    paths = [root / shard for entry in work.packed for shard in entry.files()]
+    verdict = validate_shards(paths, "run", work.output_dir, work.workers)
+    verdict.raise_if_bad()
+    check_totals(work.packed, verdict)
+    return verdict
+
+
+def check_totals(packed: Sequence[PackedSplit], verdict: Verdict) -> None:
+    """The shards as read back hold exactly what was planned and what was written.
+
+    Raises:
+        IntegrityError: naming the total that differs.
+    """
+    for name in ("bins", "sequences", "tokens"):
+        planned = sum(int(entry.plan.statistics[name]) for entry in packed)
+        written = sum(int(shard.statistics[name]) for entry in packed for shard in entry.shards)
+        found = verdict.counts.get(name, 0)
+        if not planned == written == found:
+            raise IntegrityError(
+                f"{name} do not agree: {planned} planned, {written} written, {found} read back", code="totals"
+            )
+    written = sum(int(shard.statistics["trained_tokens"]) for entry in packed for shard in entry.shards)
+    found = verdict.counts.get("trained_tokens", 0)
+    if written != found:
+        raise IntegrityError(f"trained tokens: {written} written, {found} read back", code="totals")
 
 
 def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:

@@ -11,6 +11,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from schemas.run import FileRecord, Receipt
 from schemas.sft import Count, PackConfig, StorageConfig, StorageFormat
+from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan, gather
 from tasks.sft.plan import padded_length
@@ -23,8 +24,8 @@ from tasks.storage.arrays import lengths_to_offsets
 _BLOCK_TOKENS = 1 << 22
 
 
-@dataclass(frozen=True)
-class WriteWork:
+@dataclass(frozen=True, kw_only=True)
+class WriteWork(Job):
     """A run of shards of one data set and split.
 
     Attributes:
@@ -32,13 +33,9 @@ class WriteWork:
         spool_stages: stage hashes of the spools the plan refers to.
         first_shard, end_shard: which shards of the plan.
         eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
-        label: what it works on, for people; part of no key.
     """
 
     task: ClassVar[str] = "write"
-    output_dir: str
-    stage: str
-    part: int
     plan_stage: str
     spool_stages: tuple[str, ...]
     first_shard: int
@@ -64,8 +61,8 @@ def write_shards(work: WriteWork) -> Receipt:
             "tokenizer has none; set eos_token in its tokenizer_config.json or pad_to_multiple: 1",
             where="pack.pad_to_multiple",
         )
-    root = Path(work.output_dir)
-    folder = stage_folder(root, work.stage)
+    root = work.root
+    folder = work.folder
     plan = PackPlan(stage_folder(root, work.plan_stage))
     records: list[FileRecord] = []
     totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0}
@@ -75,9 +72,7 @@ def write_shards(work: WriteWork) -> Receipt:
             records += written
             totals = {name: totals[name] + counts[name] for name in totals}
     statistics: dict[str, Any] = {**totals, "first_shard": work.first_shard, "end_shard": work.end_shard}
-    return Receipt(
-        task=work.task, stage=work.stage, part=work.part, files=tuple(records), statistics=statistics
-    )
+    return work.receipt(records, statistics=statistics)
 
 
 def _write_shard(

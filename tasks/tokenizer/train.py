@@ -14,22 +14,24 @@ import pyarrow.parquet as pq
 from schemas.errors import InputError
 from schemas.run import Receipt, RowLedger
 from schemas.tokenizer import TrainTokenizerConfig
-from tasks.run.layout import stage_folder
+from tasks.run.contract import Job
+from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.tokenizer.bpe import save_tokenizer, train_bpe
 
 _BATCH_ROWS = 1024
 _LABELS = ("source_dataset", "source_bucket")
 
 
-@dataclass(frozen=True)
-class TrainWork:
-    """A sample's shards, in order, what they looked like when they were hashed, and how to train on them."""
+@dataclass(frozen=True, kw_only=True)
+class TrainWork(Job):
+    """A sample and how to train on it.
+
+    Attributes:
+        shards: path and name of each file of the sample, in order.
+    """
 
     task: ClassVar[str] = "train"
-    part: ClassVar[int] = 0
-    output_dir: str
-    stage: str
-    shards: tuple[str, ...]
+    shards: tuple[tuple[str, str], ...]
     config: TrainTokenizerConfig
     chat_template: str
     seen: dict[str, list[int]]
@@ -47,41 +49,44 @@ class _Share:
 
 
 def train_tokenizer(work: TrainWork) -> Receipt:
-    """Train, save, and measure bytes per token by bucket.
+    """Train, save, and measure bytes per token by bucket; without a row to train on, save nothing.
 
     Raises:
-        InputError: a shard has no text column, or no row is left to train on.
+        InputError: a shard has no text column, or cannot be read.
         MissingExtraError: tokenizers is not installed.
         StorageError: a file cannot be written.
     """
-    root = Path(work.output_dir)
     config = work.config
     shares: dict[str, _Share] = {}
-    tokenizer = train_bpe(
-        _training_texts(work, shares), config.vocabulary_size, config.special_tokens, config.min_frequency
-    )
+    with RejectWriter(work.folder / REJECTS) as rejects:
+        texts = _training_texts(work, shares, rejects)
+        tokenizer = train_bpe(texts, config.vocabulary_size, config.special_tokens, config.min_frequency)
+        nulls = rejects.rows
+        records = rejects.finish(work.root)
     trained = sum(share.rows for share in shares.values())
-    if not trained:
-        raise InputError("the sample has no row to train on", code="empty_input", where="sample")
-    folder = stage_folder(root, work.stage)
-    records = save_tokenizer(tokenizer, folder, root, work.chat_template, config.eos_token, config.pad_token)
-    _measure(work, tokenizer, shares)
     held_out = sum(share.held_out_rows for share in shares.values())
-    return Receipt(
-        task=work.task,
-        stage=work.stage,
-        part=work.part,
-        files=tuple(records),
-        ledger=RowLedger(rows_in=trained + held_out, rows_used=trained, not_selected=held_out),
-        statistics={
+    if trained:
+        records += save_tokenizer(
+            tokenizer, work.folder, work.root, work.chat_template, config.eos_token, config.pad_token
+        )
+        _measure(work, tokenizer, shares)
+    return work.receipt(
+        records,
+        RowLedger(
+            rows_in=trained + held_out + nulls,
+            rows_used=trained,
+            not_selected=held_out,
+            rejected={"null_text": nulls} if nulls else {},
+        ),
+        {
             "vocabulary_size": int(tokenizer.get_vocab_size()),
             "buckets": [_report(label, share) for label, share in shares.items()],
         },
     )
 
 
-def _training_texts(work: TrainWork, shares: dict[str, _Share]) -> Iterator[list[str]]:
-    for label, texts, held_out in _batches(work):
+def _training_texts(work: TrainWork, shares: dict[str, _Share], rejects: RejectWriter) -> Iterator[list[str]]:
+    for label, texts, held_out in _batches(work, rejects):
         share = shares.setdefault(label, _Share())
         share.held_out_rows += int(held_out.sum())
         kept = texts.filter(pa.array(~held_out))
@@ -101,15 +106,24 @@ def _measure(work: TrainWork, tokenizer: Any, shares: dict[str, _Share]) -> None
             shares[label].held_out_bytes += sum(len(text.encode()) for text in chosen)
 
 
-def _batches(work: TrainWork) -> Iterator[tuple[str, pa.Array, Any]]:
-    """Label, texts without nulls, and bool[n] of which are held out; each batch from one bucket."""
-    for number, shard in enumerate(work.shards):
+def _batches(work: TrainWork, rejects: RejectWriter | None = None) -> Iterator[tuple[str, pa.Array, Any]]:
+    """Label, texts without nulls, and bool[n] of which are held out; each batch from one bucket.
+
+    Args:
+        rejects: gets the rows without a text.
+    """
+    for number, (path, name) in enumerate(work.shards):
         # A stream a shard: reading in other batches must not hold out other rows.
         rng = np.random.default_rng([work.config.seed, number])
-        for batch in _read(Path(shard)):
+        first = 0
+        for batch in _read(Path(path)):
             held_out = rng.random(batch.num_rows) < work.config.held_out
             texts = batch.column(0).cast(pa.string())
             valid = texts.is_valid().to_numpy(zero_copy_only=False)
+            if rejects is not None:
+                for row in np.flatnonzero(~valid).tolist():
+                    rejects.add(name, first + row, "null_text", "text is null")
+            first += batch.num_rows
             for label, rows in _by_label(batch):
                 chosen = np.zeros(batch.num_rows, dtype=bool)
                 chosen[rows] = True

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.run import RunManifest
+from schemas.run import Receipt, RunManifest
 from schemas.tokenizer import TOKENIZER
 from schemas.verdict import Fault, Verdict
+from tasks.run.layout import stage_folder
+
+_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class ValidateWork:
+    """A trained tokenizer, before it is published."""
+
+    output_dir: str
+    trained: Receipt
+
+
+def check_written(work: ValidateWork) -> Verdict:
+    """Check a tokenizer before it is published: it holds the vocabulary that its receipt says.
+
+    Raises:
+        IntegrityError: it cannot be read, or holds another vocabulary.
+    """
+    folder = stage_folder(Path(work.output_dir), work.trained.stage)
+    verdict = _check(folder / _FILE, work.trained.statistics["vocabulary_size"])
+    verdict.raise_if_bad()
+    return verdict
 
 
 def validate_tokenizer(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
-    """Count the tokens of `tokenizer.json`; `full` makes no difference."""
-    path = folder / TOKENIZER / "tokenizer.json"
+    """Count the tokens of a run's `tokenizer.json`; `full` makes no difference."""
+    verdict = _check(folder / TOKENIZER / _FILE, manifest.statistics.get("vocabulary_size"))
+    return verdict.model_copy(update={"path": str(folder)})
+
+
+def _check(path: Path, expected: int | None) -> Verdict:
     try:
         description = json.loads(path.read_bytes())
         ids = {
@@ -21,10 +49,9 @@ def validate_tokenizer(folder: Path, manifest: RunManifest, full: bool) -> Verdi
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fault = Fault(where=str(path), rule="readable", detail=f"not a readable tokenizer: {error}")
-        return Verdict(path=str(folder), kind="run", faults=(fault,))
-    expected = manifest.statistics.get("vocabulary_size")
+        return Verdict(path=str(path), kind="run", faults=(fault,))
     faults = []
     if len(ids) != expected or ids != set(range(len(ids))):
-        detail = f"{len(ids)} distinct ids up to {max(ids, default=-1)}; the manifest says {expected} from 0"
+        detail = f"{len(ids)} distinct ids up to {max(ids, default=-1)}; expected {expected}, from 0 on"
         faults.append(Fault(where=str(path), rule="vocabulary", detail=detail))
-    return Verdict(path=str(folder), kind="run", counts={"tokens": len(ids)}, faults=tuple(faults))
+    return Verdict(path=str(path), kind="run", counts={"tokens": len(ids)}, faults=tuple(faults))

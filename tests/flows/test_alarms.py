@@ -67,7 +67,10 @@ def write_texts(folder: Path, drifted: bool) -> None:
 
 def sample_config(folder: Path, tokenizer: Path) -> dict[str, Any]:
     buckets = {"a": {"count": 30}}
-    return {"datasets": {"web": {"name": "web", "source": str(folder), "buckets": buckets}}}
+    return {
+        "datasets": {"web": {"name": "web", "source": str(folder), "buckets": buckets}},
+        "max_reject_fraction": 1,
+    }
 
 
 def write_fewer_texts(folder: Path, drifted: bool) -> None:
@@ -234,7 +237,7 @@ def test_a_flow_has_the_alarms_that_make_sense_for_it(flow: Any, tmp_path: Path)
         "pack-sft": {"max_row_change", "max_reject_increase", "max_fill_drop"},
         "sample-corpus": {"max_row_change", "max_reject_increase"},
         "build-probe-rows": {"max_row_change", "max_reject_increase"},
-        "train-tokenizer": {"max_row_change"},
+        "train-tokenizer": {"max_row_change", "max_reject_increase"},
     }[flow.name]
 
     assert flow.parse(raw).alarms is None

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordReader
-from support import Serial
+from support import Serial, mill_of
 
 from schemas.probes import BuildProbeRowsConfig
 from schemas.run import RunManifest
-from tasks.probes.identity import identify
 from tasks.run.receipts import Verify
 
 ATLAS = Path(__file__).resolve().parents[3] / "shared" / "data" / "atlas"
@@ -81,10 +80,7 @@ def config_of(source: Any, output_dir: Path, **changes: Any) -> BuildProbeRowsCo
 
 def build_serially(config: BuildProbeRowsConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
     """Run build-probe-rows's story without a Prefect server; the steps, receipts and files are the real ones."""
-    from flows.build_probe_rows import mill
-
-    serial = Serial(Path(config.output_dir), verify)
-    return mill(config, identify(config), serial.each, serial.once), serial
+    return mill_of("build-probe-rows", config, verify)
 
 
 def raw_records(folder: Path, split: str = "*") -> list[bytes]:

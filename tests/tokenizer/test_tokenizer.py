@@ -10,7 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import Serial, chat, config_of, mill_serially, published_digests, sample_serially, write_jsonl
+from support import (
+    Serial,
+    chat,
+    config_of,
+    mill_of,
+    mill_serially,
+    published_digests,
+    sample_serially,
+    write_jsonl,
+)
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
@@ -18,14 +27,10 @@ from schemas.run import RunManifest
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.demo.docstrings import library_sources
 from tasks.outputs.validate import validate_path
-from tasks.tokenizer.identity import identify
 
 
 def train(config: TrainTokenizerConfig) -> tuple[RunManifest, Serial]:
-    from flows.train_tokenizer import mill
-
-    serial = Serial(Path(config.output_dir))
-    return mill(config, identify(config), serial.each, serial.once), serial
+    return mill_of("train-tokenizer", config)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +125,14 @@ def test_any_folder_of_parquet_will_do(tmp_path: Path) -> None:
     texts = [text for _, text in islice(library_sources(), 5)] + [None]
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"text": texts}), tmp_path / "in" / "x.parquet")
-    manifest, _ = train(tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0))
-    assert manifest.ledger.rows_used == 5
+    manifest, _ = train(
+        tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0, max_reject_fraction=0.2)
+    )
+    assert (manifest.ledger.rows_in, manifest.ledger.rows_used) == (6, 5)
+    rejects = pq.read_table(tmp_path / "out" / "latest" / "rejects" / "sample-000000.parquet").to_pylist()
+    assert [(row["source_file"], row["row"], row["reason"]) for row in rejects] == [
+        ("x.parquet", 5, "null_text")
+    ]
     [entry] = json.loads((tmp_path / "out" / "latest" / "report.json").read_text())["buckets"]
     assert (entry["bucket"], entry["bytes_per_token"]) == ("all", None)
 

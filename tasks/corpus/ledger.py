@@ -1,0 +1,77 @@
+"""Where the documents of a sample's sources went, and whether enough is left.
+
+A file that was skipped counts as one rejected row: how many rows it has may be what could not be read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.corpus import SampleCorpusConfig
+from schemas.errors import InputError
+from schemas.run import Receipt, RowLedger
+from tasks.corpus.inventory import Bucket
+from tasks.corpus.publish import SampledBucket
+from tasks.run.limits import check_rows, total_ledger
+
+
+def check_screened(
+    config: SampleCorpusConfig, buckets: Sequence[Bucket], screened: Sequence[Sequence[Receipt]]
+) -> None:
+    """Fail unless every data set has documents, and enough of them may be sampled.
+
+    Args:
+        screened: the screen receipts of each bucket.
+
+    Raises:
+        InputError: `empty_input`: a data set has no documents, none may be sampled, or none is asked for.
+        IntegrityError: `reject_limit`.
+    """
+    if not any(bucket.inputs.count for bucket in buckets):
+        raise InputError(
+            "every bucket has the count 0, so the sample would be empty; ask for at least one document",
+            code="empty_input",
+            where="datasets",
+        )
+    for key, dataset in config.datasets.items():
+        members = [
+            (bucket, receipts)
+            for bucket, receipts in zip(buckets, screened, strict=True)
+            if bucket.inputs.key == key
+        ]
+        check_rows(
+            RowLedger.total(screened_ledger(bucket, receipts) for bucket, receipts in members),
+            [receipt for _, receipts in members for receipt in receipts],
+            config.max_reject_fraction,
+            Path(config.output_dir),
+            f"datasets.{key}",
+            f"the data set {dataset.source}",
+        )
+
+
+def screened_ledger(bucket: Bucket, screened: Sequence[Receipt]) -> RowLedger:
+    """The ledger of a bucket before selection: files that were not screened are used whole."""
+    looked_at = total_ledger(screened)
+    rest = bucket.rows - looked_at.rows_in
+    skipped = dict(Counter(file.reason for file in bucket.skipped))
+    return RowLedger.total(
+        [
+            looked_at,
+            RowLedger(rows_in=rest, rows_used=rest),
+            RowLedger(rows_in=sum(skipped.values()), rejected=skipped),
+        ]
+    )
+
+
+def bucket_ledger(sampled: SampledBucket) -> RowLedger:
+    """The ledger of a bucket that was written.
+
+    Raises:
+        IntegrityError: the stages do not agree.
+    """
+    ledger = screened_ledger(sampled.selection.bucket, sampled.screened)
+    if sampled.selection.receipt.ledger is not None:
+        ledger = ledger.then(sampled.selection.receipt.ledger)
+    return ledger.then(RowLedger(rows_in=sum(sampled.rows), rows_used=sum(sampled.rows)))

@@ -1,0 +1,48 @@
+"""Where the measurements of a run went, and whether enough is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.errors import IntegrityError
+from schemas.probes import TRAIN, BuildProbeRowsConfig
+from schemas.run import Receipt, RowLedger
+from tasks.probes.gather import GatherWork
+from tasks.run.limits import check_rows, total_ledger
+
+
+def input_ledger(config: BuildProbeRowsConfig, scattered: Sequence[Receipt]) -> RowLedger:
+    """The ledger of the first pass.
+
+    Raises:
+        InputError: `empty_input`: the input has no rows, or none is left.
+        IntegrityError: `reject_limit`.
+    """
+    ledger = total_ledger(scattered)
+    root = Path(config.output_dir)
+    check_rows(ledger, scattered, config.max_reject_fraction, root, "input", "the input")
+    return ledger
+
+
+def check_train(works: Sequence[GatherWork]) -> None:
+    """Fail when there is nothing to train on.
+
+    Raises:
+        IntegrityError: `empty_train`.
+    """
+    if not any(shard.split == TRAIN for work in works for shard in work.shards):
+        raise IntegrityError(
+            "the train split is empty: every probe fell into test; use more data, or a larger train_ratio",
+            code="empty_train",
+            where="train_ratio",
+        )
+
+
+def run_ledger(scattered: RowLedger, gathered: Sequence[Receipt]) -> RowLedger:
+    """The ledger of the whole run.
+
+    Raises:
+        IntegrityError: the shards together do not hold exactly the rows that were scattered.
+    """
+    return scattered.then(total_ledger(gathered))

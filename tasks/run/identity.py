@@ -1,0 +1,119 @@
+"""What a run is before it runs: its inputs by content, and the hash that follows. Cheap to import and to compute.
+
+A cached re-run needs no more than this: no numpy, no Arrow, no Prefect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from schemas.errors import ConfigError
+from schemas.run import InputRecord
+from tasks.inputs.files import InputFile
+from tasks.inputs.fingerprint import Fingerprints
+from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
+
+
+@dataclass(frozen=True)
+class Source:
+    """Input files under one name.
+
+    Attributes:
+        name: what the manifest calls the source.
+        where: the field of the configuration that names it, for errors.
+        files: in the order that ties are broken by.
+        digests: SHA-256 of each, 64 hex digits; empty until they are fingerprinted.
+    """
+
+    name: str
+    where: str
+    files: tuple[InputFile, ...]
+    digests: tuple[str, ...] = ()
+
+    def named_digests(self) -> list[list[str]]:
+        """Name and digest of each file, as hashes hold them."""
+        return [[file.name, digest] for file, digest in zip(self.files, self.digests, strict=True)]
+
+
+S = TypeVar("S", bound=Source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Generic[S]):
+    """A run before it runs.
+
+    Attributes:
+        run_hash: 16 hex digits; equal for equal settings over equal bytes.
+        sources: all inputs, fingerprinted.
+        seen: what each input file looked like when it was hashed, by path.
+    """
+
+    run_hash: str
+    sources: tuple[S, ...]
+    seen: dict[str, list[int]]
+
+    def records(self) -> tuple[InputRecord, ...]:
+        """The fingerprint of every input file, as `inputs.json` lists them."""
+        return tuple(
+            InputRecord(source=source.name, path=file.name, bytes=file.bytes, digest=f"sha256:{digest}")
+            for source in self.sources
+            for file, digest in zip(source.files, source.digests, strict=True)
+        )
+
+    def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
+        """What these input files looked like when they were hashed."""
+        return {str(path): self.seen[str(path)] for path in paths}
+
+
+def fingerprint(
+    sources: Sequence[S], output_dir: str, published: Iterable[str] = ()
+) -> tuple[tuple[S, ...], dict[str, list[int]]]:
+    """Digest every file of `sources`, hashing only what is not remembered.
+
+    Args:
+        sources: without digests.
+        output_dir: where digests are remembered, once the run layout is there.
+        published: top-level names of the output directory that runs make, beside those of every run.
+
+    Returns:
+        The sources with digests, and what each file looked like.
+
+    Raises:
+        ConfigError: `input_is_output`, an input is what runs made here.
+        InputError: a file cannot be read.
+    """
+    for source in sources:
+        refuse_own_output(source, Path(output_dir), published)
+    memo = Fingerprints(Path(output_dir, STAGES, FINGERPRINTS))
+    digests = iter(memo.digests([file.path for source in sources for file in source.files]))
+    if Path(output_dir, STAGES).is_dir():
+        memo.save()
+    found = tuple(
+        dataclasses.replace(source, digests=tuple(next(digests) for _ in source.files)) for source in sources
+    )
+    return found, memo.identities()
+
+
+def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str] = ()) -> None:
+    """Refuse inputs that lie among what runs make in `output_dir`, by whatever link they are reached.
+
+    A folder of inputs that holds the output folder would take this run's shards or rejects for input next time.
+
+    Raises:
+        ConfigError: `input_is_output`.
+    """
+    names = (RUNS, STAGES, LATEST, *published)
+    made = {root / name for root in (output_dir.absolute(), output_dir.resolve()) for name in names}
+    for file in source.files:
+        for path in (file.path.absolute(), file.path.resolve()):
+            if any(path.is_relative_to(folder) for folder in made):
+                raise ConfigError(
+                    f"the input {file.name!r} lies in output_dir, among what runs make; move output_dir out of the "
+                    "input folder, or name the input files by a glob",
+                    code="input_is_output",
+                    where=source.where,
+                )

@@ -1,0 +1,43 @@
+"""How every flow run begins: the folder is claimed, the inputs are identified, the run gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from schemas.run import RunManifest
+from tasks.report.reuse import Reuse
+from tasks.run.contract import Domain
+from tasks.run.receipts import Verify
+from tasks.runtime.mapping import each_with_receipts, run_once
+from tasks.runtime.names import name_run
+
+
+def tell(
+    domain: Domain,
+    identify: Callable[[Any], Any],
+    mill: Callable[..., RunManifest],
+    config: Any,
+    verify: Verify,
+    force: bool,
+) -> dict[str, Any]:
+    """Run a flow's story on Prefect; returns the manifest it published, as JSON values.
+
+    Args:
+        domain, identify: whose run it is, and what makes its identity.
+        mill: the story, `(config, identity, each, once, reuse)`.
+        config: with `output_dir`.
+        verify: how closely cached results are checked before they are used again.
+        force: do every step again, whatever is cached.
+
+    Raises:
+        GristmillError: what the story raised; the folder is another flow's, or an input cannot be read.
+    """
+    root = Path(config.output_dir)
+    domain.claim(root)
+    identity = identify(config)
+    name_run(config, identity.run_hash)
+    reuse = Reuse()
+    each = each_with_receipts(root, verify, force, reuse)
+    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

@@ -1,0 +1,76 @@
+"""Where the rows of a packing run went, and whether enough is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schemas.errors import IntegrityError
+from schemas.run import Receipt, RowLedger
+from schemas.sft import PackSftConfig
+from tasks.run.limits import check_reject_limit, check_rows, total_ledger
+from tasks.sft.publish import PackedSplit
+from tasks.sft.stages import SplitPlan
+
+
+def dataset_ledgers(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> dict[str, RowLedger]:
+    """The ledger of every data set after tokenizing, by name.
+
+    Raises:
+        InputError: a data set has no rows, or none is left.
+        IntegrityError: `reject_limit`.
+    """
+    ledgers = {}
+    for dataset in config.datasets:
+        receipts = spools[dataset.name]
+        ledgers[dataset.name] = total_ledger(receipts)
+        check_rows(
+            ledgers[dataset.name],
+            receipts,
+            config.max_reject_fraction,
+            Path(config.output_dir),
+            f"datasets.{dataset.name}",
+            f"the data set {dataset.path}",
+        )
+    return ledgers
+
+
+def run_ledger(
+    config: PackSftConfig,
+    tokenized: Mapping[str, RowLedger],
+    plans: Sequence[SplitPlan],
+    planned: Sequence[Receipt],
+) -> RowLedger:
+    """The ledger of the whole run: tokenizing followed by packing, data set by data set.
+
+    Raises:
+        IntegrityError: the splits together do not hold exactly the rows that were tokenized; or `reject_limit`,
+            when what packing left out brings a data set over the limit.
+    """
+    total = []
+    for name, ledger in tokenized.items():
+        receipts = [
+            receipt for plan, receipt in zip(plans, planned, strict=True) if plan.dataset.name == name
+        ]
+        packed = ledger.then(total_ledger(receipts))
+        if packed.rows_rejected > ledger.rows_rejected:
+            check_reject_limit(
+                packed, receipts, config.max_reject_fraction, Path(config.output_dir), f"datasets.{name}"
+            )
+        total.append(packed)
+    return RowLedger.total(total)
+
+
+def check_splits(packed: Sequence[PackedSplit]) -> None:
+    """Fail when nothing is left to train on.
+
+    Raises:
+        IntegrityError: `empty_train`.
+    """
+    if not any(entry.split == "train" for entry in packed):
+        raise IntegrityError(
+            "the train split is empty: every conversation fell into another split or was left out; use more "
+            "data, or a larger splits.train",
+            code="empty_train",
+            where="splits.train",
+        )

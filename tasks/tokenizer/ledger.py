@@ -1,0 +1,23 @@
+"""Where the rows of a sample went, and whether enough is left to train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schemas.run import Receipt, RowLedger
+from schemas.tokenizer import TrainTokenizerConfig
+from tasks.run.limits import check_rows, total_ledger
+
+
+def run_ledger(config: TrainTokenizerConfig, trained: Receipt) -> RowLedger:
+    """The ledger of the run.
+
+    Raises:
+        InputError: `empty_input`: the sample has no rows, or none is left to train on.
+        IntegrityError: `reject_limit`.
+    """
+    ledger = total_ledger([trained])
+    root = Path(config.output_dir)
+    what = f"the sample {config.sample}"
+    check_rows(ledger, [trained], config.max_reject_fraction, root, "sample", what)
+    return ledger

@@ -1,0 +1,21 @@
+"""The work of a train-tokenizer run: one stage, which depends on everything that the run does."""
+
+from __future__ import annotations
+
+from schemas.tokenizer import TrainTokenizerConfig
+from tasks.run.contract import absolute_root
+from tasks.tokenizer.identity import TrainIdentity
+from tasks.tokenizer.train import TrainWork
+
+
+def train_work(config: TrainTokenizerConfig, identity: TrainIdentity) -> TrainWork:
+    """Train on the shards of the sample, in order."""
+    [sample] = identity.sources
+    return TrainWork(
+        output_dir=absolute_root(config),
+        stage=identity.stage,
+        shards=tuple((str(file.path), file.name) for file in sample.files),
+        config=config,
+        chat_template=identity.chat_template,
+        seen=identity.seen,
+    )

@@ -1,0 +1,23 @@
+"""The Prefect tasks of train-tokenizer: each calls one kernel and returns what it returned."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from schemas.run import Receipt
+from schemas.verdict import Verdict
+from tasks.run.contract import do
+from tasks.tokenizer.train import TrainWork, train_tokenizer
+from tasks.tokenizer.validate import ValidateWork, check_written
+
+
+@task(name="train")
+def train(work: TrainWork) -> Receipt:
+    """Train a tokenizer, and measure its bytes per token on held-out rows."""
+    return do(train_tokenizer, work)
+
+
+@task(name="validate", persist_result=False)
+def validate(work: ValidateWork) -> Verdict:
+    """Check the tokenizer before it is published."""
+    return check_written(work)
