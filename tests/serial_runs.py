@@ -1,8 +1,8 @@
-"""Runs of pack-sft's story that can be killed: a process that has imported everything forks one child a run.
+"""Runs of a flow's story that can be killed: a process that has imported everything forks one child a run.
 
-As a script it reads a job a line from stdin, `{"config": ..., "die_before": n or null}`, forks, prints the
-child's process id, reads a line, waits for the child and prints its exit code and how often it changed the
-output directory. A fork costs milliseconds where a fresh start would import Prefect and transformers each time.
+As a script it reads a job a line from stdin, `{"flow": ..., "config": ..., "die_before": n or null}`, forks, prints
+the child's process id, reads a line, waits for the child and prints its exit code and how it changed the output
+directory. A fork costs milliseconds where a fresh start would import Prefect and transformers each time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Runs:
     """Starts children one after the other.
 
     Attributes:
-        changes: how often the last finished run changed its output directory.
+        events: how the last finished run changed its output directory, a line `event path` each.
     """
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.events: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -41,12 +41,27 @@ class Runs:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
+    @property
+    def changes(self) -> int:
+        """How often the last finished run changed its output directory."""
+        return len(self.events)
+
     def run(
-        self, config: dict[str, Any], die_before: int | None = None, kill_after_s: float | None = None
+        self,
+        config: dict[str, Any],
+        die_before: int | None = None,
+        kill_after_s: float | None = None,
+        flow: str = "pack-sft",
     ) -> int:
-        """Run, perhaps into a kill; returns the exit code, -9 for a killed child."""
+        """Run, perhaps into a kill; returns the exit code, -9 for a killed child.
+
+        Args:
+            flow: its name on the command line, or `module:attribute` of its entry.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"config": config, "die_before": die_before}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"flow": flow, "config": config, "die_before": die_before}) + "\n"
+        )
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after_s is not None:
@@ -55,7 +70,7 @@ class Runs:
         # Only now is the child reaped: until here the id is no other process's.
         self._process.stdin.write("reap\n")
         self._process.stdin.flush()
-        code, self.changes = map(int, self._process.stdout.readline().split())
+        code, self.events = json.loads(self._process.stdout.readline())
         return code
 
     def close(self) -> None:
@@ -64,22 +79,21 @@ class Runs:
 
 def _child(job: dict[str, Any], report: int) -> int:
     from file_events import die, install
-    from support import mill_serially
+    from support import entry_of, mill_of
 
-    from schemas.sft import PackSftConfig
-
-    config = PackSftConfig.parse(job["config"])
-    changes = 0
+    entry = entry_of(job["flow"])
+    config = entry.parse(job["config"])
+    events: list[str] = []
 
     def seen(event: str, path: str) -> None:
-        nonlocal changes
-        changes += 1
-        if changes == job["die_before"]:
+        events.append(f"{event} {path}")
+        if len(events) == job["die_before"]:
             die()
 
     install(Path(config.output_dir), seen)
-    mill_serially(config)
-    os.write(report, str(changes).encode())
+    mill_of(entry, config)
+    with os.fdopen(report, "w") as pipe:
+        json.dump(events, pipe)
     return 0
 
 
@@ -109,9 +123,9 @@ def _serve() -> None:
         print(pid, flush=True)
         sys.stdin.readline()
         with os.fdopen(reader) as pipe:
-            changes = pipe.read()
+            events = json.loads(pipe.read() or "[]")
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), changes or 0, flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(status), events]), flush=True)
 
 
 if __name__ == "__main__":

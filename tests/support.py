@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +57,27 @@ class Serial:
 
     Attributes:
         executed: name and stage of every step that really ran; `reuse`: the same, counted.
+        after_first_step: called once, when the first step is done.
     """
 
-    def __init__(self, output_dir: Path, verify: Verify = Verify.SIZE) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        verify: Verify = Verify.SIZE,
+        after_first_step: Callable[[], None] | None = None,
+    ) -> None:
+        self.after_first_step = after_first_step
         self.output_dir = output_dir
         self.verify = verify
         self.executed: list[tuple[str, str]] = []
         self.reuse = Reuse()
 
     def each(self, step: Any, works: Sequence[Any]) -> list[Receipt]:
-        return [self._one(step, work) for work in works]
+        receipts = [self._one(step, work) for work in works]
+        self.after_first_step, act = None, self.after_first_step
+        if act is not None:
+            act()
+        return receipts
 
     def _one(self, step: Any, work: Any) -> Receipt:
         key = receipt_key(work.stage, work.task, work.part)
@@ -115,15 +126,24 @@ def run_serially(flow: str, raw: dict[str, Any], verify: Verify = Verify.SIZE) -
 
 
 def entry_of(flow: str) -> FlowEntry:
-    """The entry of a flow, by its name on the command line."""
+    """The entry of a flow, by its name on the command line or as `module:attribute`."""
+    module, found, name = flow.partition(":")
+    if found:
+        entry: FlowEntry = getattr(importlib.import_module(module), name)
+        return entry
     return next(entry for entry in FLOWS if entry.name == flow)
 
 
-def mill_of(flow: str | FlowEntry, config: Any, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
+def mill_of(
+    flow: str | FlowEntry,
+    config: Any,
+    verify: Verify = Verify.SIZE,
+    after_first_step: Callable[[], None] | None = None,
+) -> tuple[RunManifest, Serial]:
     """Run a flow's story as `tasks.runtime.story.tell` does, without a Prefect server."""
     entry = entry_of(flow) if isinstance(flow, str) else flow
     identity = importlib.import_module(entry.identity)
     identity.DOMAIN.claim(Path(config.output_dir))
-    serial = Serial(Path(config.output_dir), verify)
+    serial = Serial(Path(config.output_dir), verify, after_first_step)
     mill = importlib.import_module(f"{entry.package}.{entry.module}").mill
     return mill(config, identity.identify(config), serial.each, serial.once, serial.reuse), serial

@@ -1,0 +1,369 @@
+"""What every flow promises, whatever it makes: a suite of tests that each flow subclasses.
+
+A subclass says how an input of its flow is written and spoiled; the cases are the same for all. They run the flow's
+story without a server (`mill_of`), except those about Prefect itself: two drivers at once, and runners.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from serial_runs import Runs
+from support import Serial, entry_of, mill_of, published_digests
+from workloads import ROOT, environment, temporary_files
+
+from schemas.errors import ConfigError, GristmillError
+from schemas.run import RunManifest
+from tasks.run.history import completed_run, published_faults, read_manifest
+from tasks.run.layout import FINGERPRINTS, LATEST, MARKER, RUNS, STAGES
+from tasks.run.prune import find_unneeded, list_runs, remove
+from tasks.run.receipts import Verify
+from tasks.storage.atomic import TEMP_PREFIX
+
+_KILLED = -signal.SIGKILL
+_DAY_S = 86_400.0
+
+
+class FlowContract:
+    """The cases. A subclass is a test class of one flow.
+
+    Attributes:
+        flow: the flow's name on the command line, or `module:attribute` of its entry.
+        rejects: whether bad rows of its input can be made at all.
+    """
+
+    flow: ClassVar[str]
+
+    @pytest.fixture(autouse=True)
+    def _given(self, small_tokenizer: Path) -> None:
+        self.tokenizer = small_tokenizer
+
+    # What a subclass supplies.
+
+    def write(self, source: Path, bad_rows: int = 0, good_rows: int = 60) -> None:
+        """Write an input of at least three files into `source`, which holds so many rows of each kind."""
+        raise NotImplementedError
+
+    def spoil(self, source: Path) -> str:
+        """Make one file of the input unreadable; returns a text that the error must hold."""
+        raise NotImplementedError
+
+    def raw(self, source: Path, output_dir: Path) -> dict[str, Any]:
+        """The configuration that reads `source`, as YAML would give it."""
+        raise NotImplementedError
+
+    def change(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The same configuration with a setting that changes the output."""
+        raise NotImplementedError
+
+    # Helpers.
+
+    def config(self, source: Path, output_dir: Path, **changes: Any) -> Any:
+        return entry_of(self.flow).parse({**self.raw(source, output_dir), **changes})
+
+    def mill(self, source: Path, output_dir: Path, **changes: Any) -> tuple[RunManifest, Serial]:
+        return mill_of(entry_of(self.flow), self.config(source, output_dir, **changes))
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        self.write(tmp_path / "in")
+        return tmp_path / "in"
+
+    # Caching.
+
+    def test_a_second_run_does_nothing(self, source: Path, tmp_path: Path) -> None:
+        first, done = self.mill(source, tmp_path / "out")
+        before = _inodes(tmp_path / "out" / STAGES)
+        second, again = self.mill(source, tmp_path / "out")
+        assert done.executed and not again.executed
+        assert second.outputs == first.outputs and second.run_hash == first.run_hash
+        assert _inodes(tmp_path / "out" / STAGES) == before
+
+    def test_a_complete_run_is_found_without_its_flow(self, source: Path, tmp_path: Path) -> None:
+        manifest, _ = self.mill(source, tmp_path / "out")
+        assert completed_run(tmp_path / "out", manifest.run_hash, Verify.SHA256) == manifest
+
+    def test_a_moved_output_folder_keeps_everything(self, source: Path, tmp_path: Path) -> None:
+        first, _ = self.mill(source, tmp_path / "out")
+        (tmp_path / "out").rename(tmp_path / "moved")
+        second, again = self.mill(source, tmp_path / "moved")
+        assert not again.executed
+        assert second.outputs == first.outputs
+
+    def test_a_moved_input_keeps_everything(self, source: Path, tmp_path: Path) -> None:
+        first, _ = self.mill(source, tmp_path / "out")
+        source.rename(tmp_path / "in-moved")
+        second, again = self.mill(tmp_path / "in-moved", tmp_path / "out")
+        assert not again.executed
+        assert second.run_hash == first.run_hash
+
+    def test_what_is_missing_is_made_again_and_nothing_else(self, source: Path, tmp_path: Path) -> None:
+        first, done = self.mill(source, tmp_path / "out")
+        task, stage = done.executed[0]
+        [receipt] = sorted((tmp_path / "out" / STAGES / stage / "receipts").glob("*-000000.json"))
+        receipt.unlink()
+        second, again = self.mill(source, tmp_path / "out")
+        assert again.executed == [(task, stage)]
+        assert second.outputs == first.outputs
+
+    # Inputs.
+
+    def test_its_own_output_is_refused_as_input(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "in", bad_rows=2)
+        inside = self.inside(tmp_path / "in")
+        self.mill(tmp_path / "in", inside / "out", max_reject_fraction=1)
+        before = published_digests(inside / "out" / LATEST)
+        with pytest.raises(ConfigError) as caught:
+            self.mill(tmp_path / "in", inside / "out", max_reject_fraction=1)
+        assert (caught.value.code, caught.value.exit_code) == ("input_is_output", 2)
+        assert published_digests(inside / "out" / LATEST) == before
+
+    def test_its_own_output_is_refused_through_a_link(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "in", bad_rows=2)
+        inside = self.inside(tmp_path / "in")
+        self.mill(tmp_path / "in", tmp_path / "out", max_reject_fraction=1)
+        (inside / "more").symlink_to(tmp_path / "out" / RUNS)
+        with pytest.raises(ConfigError) as caught:
+            self.mill(tmp_path / "in", tmp_path / "out", max_reject_fraction=1)
+        assert caught.value.code == "input_is_output"
+
+    def inside(self, source: Path) -> Path:
+        """The folder of `source` whose files are read."""
+        return source
+
+    def test_nothing_in_is_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "in", good_rows=0)
+        self.refused(tmp_path, "empty_input", 1)
+
+    def test_nothing_left_is_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "in", bad_rows=30, good_rows=0)
+        self.refused(tmp_path, "empty_input", 1, max_reject_fraction=1)
+
+    def test_too_many_rejects_are_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "in", bad_rows=10)
+        error = self.refused(tmp_path, "reject_limit", 3)
+        assert "10 of 70 rows were rejected, more than max_reject_fraction 0.05 allows" in error.message
+        [listed] = re.findall(r"listed in (\S+\.parquet)", error.message)
+        assert Path(listed).is_file()
+
+    def test_rejects_within_the_limit_are_listed(self, tmp_path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self.write(tmp_path / "in", bad_rows=10)
+        manifest, _ = self.mill(tmp_path / "in", tmp_path / "out", max_reject_fraction=0.5)
+        folder = tmp_path / "out" / LATEST
+        tables = [pq.read_table(path) for path in sorted((folder / "rejects").iterdir())]
+        assert manifest.ledger.rows_in == 70
+        assert manifest.ledger.rows_rejected == sum(table.num_rows for table in tables) == 10
+        for table in tables:
+            assert table.column_names == ["source_file", "row", "reason", "detail"]
+
+    def test_an_unreadable_file_is_named(self, source: Path, tmp_path: Path) -> None:
+        published, _ = self.mill(source, tmp_path / "out")
+        says = self.spoil(source)
+        with pytest.raises(GristmillError) as caught:
+            self.mill(source, tmp_path / "out")
+        assert caught.value.exit_code == 1
+        assert says in f"{caught.value.where} {caught.value.message}"
+        assert read_manifest(tmp_path / "out" / LATEST).run_hash == published.run_hash
+
+    def refused(self, tmp_path: Path, code: str, exit_code: int, **changes: Any) -> GristmillError:
+        """Running fails, and publishes nothing."""
+        with pytest.raises(GristmillError) as caught:
+            self.mill(tmp_path / "in", tmp_path / "out", **changes)
+        assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value
+        assert not (tmp_path / "out" / LATEST).is_symlink()
+        assert not list((tmp_path / "out").glob(f"{RUNS}/*/manifest.json"))
+        return caught.value
+
+    # Output folders.
+
+    @pytest.mark.parametrize("name", [RUNS, STAGES, LATEST])
+    def test_what_somebody_else_put_there_is_not_touched(
+        self, source: Path, tmp_path: Path, name: str
+    ) -> None:
+        theirs = tmp_path / "out" / name / "data.bin"
+        theirs.parent.mkdir(parents=True)
+        theirs.write_text("mine")
+        with pytest.raises(ConfigError) as caught:
+            self.mill(source, tmp_path / "out")
+        assert (caught.value.code, caught.value.exit_code) == ("foreign_output", 2)
+        assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [theirs]
+
+    def test_another_flows_folder_is_refused(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / MARKER).write_text('{"flow": "another-flow", "layout": 1}')
+        with pytest.raises(ConfigError) as caught:
+            self.mill(source, tmp_path / "out")
+        assert caught.value.code == "foreign_output"
+        assert "this folder holds runs of 'another-flow'" in caught.value.message
+
+    # History and pruning.
+
+    def test_runs_are_listed_and_old_ones_pruned(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        old, _ = self.mill(source, out)
+        new, _ = self.mill(source, out, **self.change({}))
+        assert old.run_hash != new.run_hash
+        assert {run.manifest.run_hash: run.latest for run in list_runs(out)} == {
+            old.run_hash: False,
+            new.run_hash: True,
+        }
+        later = max(run.published_s for run in list_runs(out)) + _DAY_S
+        remove(out, find_unneeded(out, keep=1, min_age_s=0, now_s=later))
+        assert [run.manifest.run_hash for run in list_runs(out)] == [new.run_hash]
+        assert {path.name for path in (out / STAGES).iterdir() if path.is_dir()} == set(new.stages.values())
+        assert not list(published_faults(out / LATEST, new, Verify.SHA256))
+
+    def test_pruning_during_a_run_leaves_it_alone(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        old, _ = self.mill(source, out)
+        pruned = self.meddle(source, out, lambda: _prune(out, min_age_s=7 * _DAY_S))
+        assert pruned.run_hash != old.run_hash
+        assert not list(published_faults(out / LATEST, pruned, Verify.SHA256))
+
+    def test_even_pruning_everything_during_a_run_publishes_nothing_broken(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        old, _ = self.mill(source, out)
+        try:
+            self.meddle(source, out, lambda: _prune(out, min_age_s=0))
+        except GristmillError:
+            assert read_manifest(out / LATEST).run_hash == old.run_hash
+        _check_published(out)
+        done, _ = self.mill(source, out, **self.change({}))
+        expected, _ = self.mill(source, tmp_path / "undisturbed", **self.change({}))
+        assert _data(done) == _data(expected)
+
+    def meddle(self, source: Path, out: Path, act: Callable[[], None]) -> RunManifest:
+        """Run a changed configuration, and do something once the first step is done."""
+        entry = entry_of(self.flow)
+        config = self.config(source, out, **self.change({}))
+        return mill_of(entry, config, after_first_step=act)[0]
+
+    # Kills.
+
+    def test_a_kill_at_each_commit_point_loses_nothing(
+        self, runs: Runs, source: Path, tmp_path: Path
+    ) -> None:
+        undisturbed = tmp_path / "undisturbed"
+        assert runs.run(self.raw(source, undisturbed), flow=self.flow) == 0
+        expected = published_digests(undisturbed / LATEST)
+        moments = _commit_points(runs.events)
+        assert len(moments) >= 8, moments
+        for number, event in moments.items():
+            out = tmp_path / f"{number:04d}"
+            assert runs.run(self.raw(source, out), die_before=number, flow=self.flow) == _KILLED, event
+            _check_published(out)
+            assert runs.run(self.raw(source, out), flow=self.flow) == 0, event
+            assert published_digests(out / LATEST) == expected, event
+            assert not list(temporary_files(out)), event
+            shutil.rmtree(out)
+
+    def test_a_kill_while_a_newer_run_is_published_keeps_the_old_one(
+        self, runs: Runs, source: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        assert runs.run(self.raw(source, out), flow=self.flow) == 0
+        old = (out / LATEST).resolve()
+        new = self.change(self.raw(source, out))
+        shutil.copytree(out, tmp_path / "copy", symlinks=True)
+        assert runs.run(self.change(self.raw(source, tmp_path / "copy")), flow=self.flow) == 0
+        swap = max(n for n, event in enumerate(runs.events, 1) if event.startswith("os.rename latest"))
+        assert runs.run(new, die_before=swap, flow=self.flow) == _KILLED
+        assert (out / LATEST).resolve() == old
+        _check_published(out)
+        assert runs.run(new, flow=self.flow) == 0
+        assert (out / LATEST).resolve() != old
+        _check_published(out)
+
+    # Prefect.
+
+    def test_two_drivers_do_the_work_once(self, prefect_api: str, source: Path, tmp_path: Path) -> None:
+        job = json.dumps({"config": self.raw(source, tmp_path / "out")})
+        drivers = [_drive(prefect_api, self.flow, job) for _ in range(2)]
+        told = [json.loads(driver.communicate()[0].splitlines()[-1]) for driver in drivers]
+        assert all("error" not in one for one in told), told
+        assert len({one["run_dir"] for one in told}) == 1
+        assert [driver.returncode for driver in drivers] == [0, 0]
+        _check_published(tmp_path / "out")
+        expected, _ = self.mill(source, tmp_path / "alone")
+        assert _data(read_manifest(tmp_path / "out" / LATEST)) == _data(expected)
+
+    def test_bytes_do_not_depend_on_runner_or_workers(
+        self, prefect_api: str, source: Path, tmp_path: Path
+    ) -> None:
+        setups = {"one": ("threads", 1), "four": ("threads", 4), "processes": ("processes", 2)}
+        jobs = [
+            json.dumps(
+                {"config": {**self.raw(source, tmp_path / name), "workers": workers}, "runner": runner}
+            )
+            for name, (runner, workers) in setups.items()
+        ]
+        driver = _drive(prefect_api, self.flow, *jobs)
+        told = [json.loads(line) for line in driver.communicate()[0].splitlines()]
+        assert [one.get("cached") for one in told] == [False] * len(setups), told
+        made = {name: read_manifest(tmp_path / name / LATEST) for name in setups}
+        expected, _ = self.mill(source, tmp_path / "serial")
+        for name, manifest in made.items():
+            assert manifest.run_hash == expected.run_hash, name
+            assert _data(manifest) == _data(expected), name
+            assert manifest.stages == expected.stages, name
+
+
+def _drive(api: str, flow: str, *jobs: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "contract.drive", flow, *jobs],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment(PREFECT_API_URL=api),
+    )
+
+
+def _data(manifest: RunManifest) -> dict[str, str]:
+    """Digest of every published file, by path."""
+    return {record.path: record.sha256 for record in manifest.outputs}
+
+
+def _inodes(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(".lock") and path.name != FINGERPRINTS
+    }
+
+
+def _prune(out: Path, min_age_s: float) -> None:
+    later = max(run.published_s for run in list_runs(out)) + 60
+    remove(out, find_unneeded(out, keep=1, min_age_s=min_age_s, now_s=later))
+
+
+def _check_published(out: Path) -> None:
+    """`latest` leads to a complete run, or is not there, and then no other published name is."""
+    if not (out / LATEST).is_symlink():
+        links = [path.name for path in out.glob("*") if path.is_symlink()]
+        assert not [name for name in links if not name.startswith(TEMP_PREFIX)]
+        return
+    manifest = read_manifest(out / LATEST)
+    assert not list(published_faults(out / LATEST, manifest, Verify.SHA256))
+
+
+def _commit_points(events: list[str]) -> dict[int, str]:
+    """The first and the last of each kind of change that makes something visible, by its number from 1."""
+    kinds: dict[str, list[int]] = {}
+    for number, event in enumerate(events, 1):
+        if event.startswith(("os.rename", "os.link", "os.symlink")):
+            kinds.setdefault(re.sub(r"[0-9a-f]{16}|\d+", "#", event), []).append(number)
+    chosen = sorted({number for numbers in kinds.values() for number in (numbers[0], numbers[-1])})
+    return {number: events[number - 1] for number in chosen}
