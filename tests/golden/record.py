@@ -50,7 +50,7 @@ def record_run(case: Case, folder: Path) -> Values:
     """Run a case below `folder` and describe what it published, and what its stages keep.
 
     `receipts` has the files of a stage that are not published, and the names of its statistics: a stage of an
-    older run is used again, so both must stay.
+    older run is used again, so both must stay. So must the names in a manifest, for runs are compared with the last.
     """
     with contextlib.chdir(ROOT):
         manifest = run_case(case, folder)
@@ -78,6 +78,8 @@ def record_run(case: Case, folder: Path) -> Values:
         "packages": {name: importlib.metadata.version(name) for name in case.packages},
         "run_hash": manifest.run_hash,
         "ledger": manifest.ledger.model_dump(),
+        "manifest": sorted(manifest.model_dump()),
+        "statistics": sorted(manifest.statistics),
         "links": dict(manifest.links),
         "receipts": receipts,
         "files": files,
@@ -134,6 +136,13 @@ def change(recorded: Values | None, found: Values, kind: Kind | None = None) -> 
     both = before.keys() & after.keys()
     of_bytes = tuple(name for name in names if name.endswith(".sha256") and name in both)
     of_values = tuple(name for name in names if name not in of_bytes)
+    # A new name in a receipt or manifest leaves those readable that do not have it yet.
+    if names and all(name not in before and _is_name(name) for name in names):
+        return (
+            Change(tuple(names), f"a statistic is new: run {UPDATE}", True)
+            if kind is not Kind.BYTES
+            else None
+        )
     if of_values and kind is not Kind.BYTES:
         return Change(of_values, f"values changed and the format version did not: {remedy(found)}", False)
     if of_bytes and kind is not Kind.LOGICAL:
@@ -141,6 +150,10 @@ def change(recorded: Values | None, found: Values, kind: Kind | None = None) -> 
             return Change(of_bytes, f"other libraries write other bytes: run {UPDATE}", True)
         return Change(of_bytes, f"bytes changed and the format version did not: {remedy(found)}", False)
     return None
+
+
+def _is_name(path: str) -> bool:
+    return path.rpartition(".")[0].rpartition(".")[2] in ("statistics", "manifest")
 
 
 def remedy(found: Values) -> str:
@@ -157,7 +170,9 @@ def _differing(before: Any, after: Any, name: str) -> tuple[str, ...]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Leaves by path; a mapping without entries is a leaf."""
+    """Leaves by path; a name in a list is one, and so is a mapping without entries."""
+    if isinstance(value, list):
+        return {f"{name}.{item}": True for item in value}
     if not isinstance(value, dict) or not value:
         return {name: value}
     return {
