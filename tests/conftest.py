@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get(
 
 @pytest.fixture(scope="session")
 def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a 2,000-token ChatML tokenizer, trained on the standard library's sources."""
-    from tasks.corpus.bpe import save_tokenizer, train_bpe
-    from tasks.demo.docstrings import library_sources
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = train_bpe((text for _, text in islice(library_sources(), 40)), 2_000)
-    save_tokenizer(tokenizer, folder, folder)
-    return folder
+    """A folder with a 2,000-token ChatML tokenizer: a copy of the committed one, the same under every Python."""
+    committed = Path(__file__).resolve().parent / "fixtures" / "tokenizer"
+    return shutil.copytree(committed, tmp_path_factory.mktemp("tokenizer"), dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

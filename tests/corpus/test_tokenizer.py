@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import Serial, chat, config_of, mill_serially, published_digests, sample_serially, write_jsonl
+from support import (
+    Serial,
+    chat,
+    config_of,
+    made_up_texts,
+    mill_serially,
+    published_digests,
+    sample_serially,
+    write_jsonl,
+)
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
 from schemas.run import RunManifest
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.corpus.tokenizer_identity import identify
-from tasks.demo.docstrings import library_sources
 from tasks.validation import validate_path
 
 
@@ -32,7 +39,7 @@ def train(config: TrainTokenizerConfig) -> tuple[RunManifest, Serial]:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published sample of two buckets."""
     root = tmp_path_factory.mktemp("sample")
-    sources = [text for _, text in islice(library_sources(), 120)]
+    sources = made_up_texts(120)
     for bucket, texts in (("a", sources[:60]), ("b", sources[60:])):
         (root / "in" / bucket).mkdir(parents=True)
         pq.write_table(pa.table({"text": texts}), root / "in" / bucket / "part.parquet", row_group_size=10)
@@ -117,7 +124,7 @@ def test_pack_sft_follows_the_tokenizer_by_content(sample: Path, tmp_path: Path)
 
 
 def test_any_folder_of_parquet_will_do(tmp_path: Path) -> None:
-    texts = [text for _, text in islice(library_sources(), 5)] + [None]
+    texts = [*made_up_texts(5), None]
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"text": texts}), tmp_path / "in" / "x.parquet")
     manifest, _ = train(tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0))
