@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -162,7 +162,7 @@ def _with_corpus(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**raw, "datasets": datasets}
 
 
-_COMPLETED = {
+_COMPLETED: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
     "pack-sft": _with_chats,
     "sample-corpus": _with_corpus,
     "train-tokenizer": lambda raw, folder: {**raw, "sample": f"{INPUTS}/corpus/docs"},

@@ -23,8 +23,10 @@ from golden.cases import CASES, ROOT, run_case
 from schemas.canonical import canonical_hash
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.md5 import hash_heads, hash_rows, hash_some_rows
+from tasks.corpus.shards import shard_bytes_for as sample_shard_bytes_for
 from tasks.probes.addresses import probe_hash, probe_hashes, src_id, train_end
 from tasks.probes.loader import Order, build_probe_dataset
+from tasks.probes.plan import shard_bytes_for as probe_shard_bytes_for
 from tasks.probes.sampler import ProbeRowSampler
 from tasks.probes.tokens import Measurements, encode, encode_rtt, parse_addresses
 from tasks.sft.blending import blend_order
@@ -34,6 +36,7 @@ from tasks.sft.packing import pack
 from tasks.sft.sample_order import EpochOrder, SampleMapping, Share
 from tasks.sft.splits import unit_hash
 from tasks.store.receipts import format_record, parse_record
+from tasks.store.segments import part_bytes_for
 
 
 def digest(*arrays: Any) -> str:
@@ -152,6 +155,21 @@ def test_packings_of_many_items(order: Any, seed: int, bins: int, expected: str)
     lengths = [i * 2654435761 % 2**32 % 700 + 1 for i in range(5000)]
     packing = pack(lengths, 4096, order=order, seed=seed)
     assert (packing.num_bins, digest(packing.bin_offsets, packing.bin_items)) == (bins, expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "smallest", "largest"),
+    [
+        (part_bytes_for, 4 << 20, 128 * (4 << 20)),
+        (sample_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
+        (probe_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
+    ],
+)
+def test_where_parts_and_shards_are_cut(sizes: Callable[[int], int], smallest: int, largest: int) -> None:
+    """Small inputs make one part; how large ones are cut names other files under the same run hash."""
+    assert [sizes(size) for size in (0, largest, largest + 1, 2 * largest + 1)] == [
+        smallest, smallest, 2 * smallest, 4 * smallest,
+    ]  # fmt: skip
 
 
 def test_epochs_of_bins() -> None:
