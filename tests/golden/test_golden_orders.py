@@ -191,6 +191,7 @@ def test_blends() -> None:
     sources, numbers = blend_order([0.5, 0.3, 0.2], 12)
     assert sources.tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 1, 0, 0, 1]
     assert numbers.tolist() == [0, 0, 1, 0, 2, 1, 3, 1, 2, 4, 5, 3]
+    assert digest(*blend_order([0.37, 0.23, 0.17, 0.11, 0.07, 0.05], 1000)) == "9aa537f1ade255ef"
 
 
 def test_epochs_of_probe_records() -> None:
