@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup demo test browser check lint types bench lock clean
+.PHONY: setup demo test golden browser check lint types bench lock clean
 
 setup: $(READY)
 
@@ -23,6 +23,10 @@ demo: $(READY)
 # Two files at a time, but one server (tests/conftest.py): half of the time is waiting for processes.
 test: $(READY) browser
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+# Records what runs give now; refuses where values changed and the format version did not (tests/golden).
+golden: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m golden.update
 
 # Debian's Chromium, which the end-to-end tests drive; without it, and without the right to install it, they say so.
 browser:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +29,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get(
 
 @pytest.fixture(scope="session")
 def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a 2,000-token ChatML tokenizer, trained on the standard library's sources."""
-    from tasks.demo.docstrings import library_sources
-    from tasks.tokenizer.bpe import save_tokenizer, train_bpe
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = train_bpe((text for _, text in islice(library_sources(), 40)), 2_000)
-    save_tokenizer(tokenizer, folder, folder)
-    return folder
+    """A folder with a 2,000-token ChatML tokenizer: a copy of the committed one, the same under every Python."""
+    committed = Path(__file__).resolve().parent / "fixtures" / "tokenizer"
+    return shutil.copytree(committed, tmp_path_factory.mktemp("tokenizer"), dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,59 @@ def chat(*texts: str, system: str | None = None) -> dict[str, Any]:
     for position, text in enumerate(texts):
         messages.append({"role": ("user", "assistant")[position % 2], "content": text})
     return {"messages": messages}
+
+
+def made_up_texts(count: int, seed: int = 0, longest: int = 300) -> list[str]:
+    """Texts of up to so many words that nobody wrote, a few of them frequent: the same under every Python."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(1000)]
+    weights = [1 / (place + 10) for place in range(len(words))]
+    return [
+        " ".join(
+            f"{word}{rng.choices(_ENDS, _END_WEIGHTS)[0]}" for word in rng.choices(words, weights, k=length)
+        )
+        for length in (rng.randint(1, longest) for _ in range(count))
+    ]
+
+
+def made_up_chats(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Chat rows of such texts: one to three turns, every fourth row with a system prompt."""
+    rng = random.Random(seed)
+    texts = iter(made_up_texts(7 * count, seed, longest=25))
+    return [
+        chat(
+            *(next(texts) for _ in range(2 * rng.randint(1, 3))),
+            system=next(texts) if number % 4 == 0 else None,
+        )
+        for number in range(count)
+    ]
+
+
+_SYLLABLES = (
+    *(
+        "ba",
+        "ci",
+        "do",
+        "fu",
+        "ge",
+        "hy",
+        "ja",
+        "ko",
+        "li",
+        "mu",
+        "ne",
+        "po",
+        "qua",
+        "re",
+        "si",
+        "to",
+        "un",
+        "vel",
+    ),
+    *("wi", "yes", "zo", "3", "17", "é", "ß", "数", "据", "🙂", "_", "print", "def"),
+)
+_ENDS = ("", ",", ".", ":", "()", " = [1, 2]", "\n", "\n\n    ", "\t")
+_END_WEIGHTS = (80, 5, 5, 2, 2, 1, 3, 1, 1)
 
 
 def config_of(output_dir: Path, source: Path, tokenizer: Path, **changes: Any) -> PackSftConfig:

@@ -43,7 +43,8 @@ def write_chats(folder: Path, drifted: bool) -> None:
 
 def write_long_chats(folder: Path, drifted: bool) -> None:
     """Chats that fit a bin of 64 tokens three at a time; then ones that leave half of it empty."""
-    answer = "word " * 10 if drifted else "a " * 4
+    # 17 tokens, then 37: well above the 32 of which two would fill a bin.
+    answer = "word " * 12 if drifted else "a " * 4
     write_jsonl(folder / "chats.jsonl", [chat("ask", answer)] * 64)
 
 

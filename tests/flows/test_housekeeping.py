@@ -58,6 +58,8 @@ def test_old_runs_and_their_own_stages_go(cli: Cli, tmp_path: Path, small_tokeni
     age(out, 10)
     new = pack(tmp_path, small_tokenizer, 256)
     age(out, 9)
+    # Of two runs of one age, the order of their hashes would decide which is the newer.
+    age(out / "runs" / old, 10)
     digests, before = published_digests(out / "runs" / new), disk(out)
 
     told = cli("prune", out, "--dry-run", "--json")

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support import GSM8K, chat, config_of, mill_serially, write_jsonl
+from support import GSM8K, chat, config_of, made_up_chats, mill_serially, write_jsonl
 
 from schemas.errors import IntegrityError
 from schemas.sft import PackSftConfig
-from tasks.demo.docstrings import docstring_chats
 from tasks.outputs.validate import validate_path
 
 EOS = "<｜end▁of▁sentence｜>"
@@ -27,10 +26,10 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GSM8K where it is there, docstring chats otherwise."""
+    """GSM8K where it is there, made-up chats otherwise."""
     if GSM8K.is_file():
         return GSM8K
-    return write_jsonl(tmp_path_factory.mktemp("chats") / "docstrings.jsonl", docstring_chats())
+    return write_jsonl(tmp_path_factory.mktemp("chats") / "made-up.jsonl", made_up_chats(500))
 
 
 def consumed(shard: Path) -> list[tuple[list[int], list[int]]]:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import GSM8K
+from support import GSM8K, made_up_chats
 
 from schemas.sft import TokenizerConfig, TrainOn
-from tasks.demo.docstrings import docstring_chats
 from tasks.run.rejects import RowRejected
 from tasks.sft.chat.dialects import Conversation
 from tasks.sft.chat.masks import samples
@@ -128,10 +127,10 @@ def hf(deepseek: Path) -> Any:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """GSM8K where it is there, docstring chats otherwise."""
+    """GSM8K where it is there, made-up chats otherwise."""
     if GSM8K.is_file():
         return [json.loads(line)["messages"] for line in GSM8K.read_text().splitlines()]
-    return [row["messages"] for row in docstring_chats()]  # type: ignore[misc]
+    return [row["messages"] for row in made_up_chats(300)]
 
 
 @pytest.mark.parametrize("with_blocks", [True, False], ids=["generation blocks", "prefix renders"])

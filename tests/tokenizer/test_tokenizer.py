@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from support import (
     Serial,
     chat,
     config_of,
+    made_up_texts,
     mill_of,
     mill_serially,
     published_digests,
@@ -25,7 +25,6 @@ from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
 from schemas.run import RunManifest
 from schemas.tokenizer import TrainTokenizerConfig
-from tasks.demo.docstrings import library_sources
 from tasks.outputs.validate import validate_path
 
 
@@ -37,7 +36,7 @@ def train(config: TrainTokenizerConfig) -> tuple[RunManifest, Serial]:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published sample of two buckets."""
     root = tmp_path_factory.mktemp("sample")
-    sources = [text for _, text in islice(library_sources(), 120)]
+    sources = made_up_texts(120)
     for bucket, texts in (("a", sources[:60]), ("b", sources[60:])):
         (root / "in" / bucket).mkdir(parents=True)
         pq.write_table(pa.table({"text": texts}), root / "in" / bucket / "part.parquet", row_group_size=10)
@@ -122,7 +121,7 @@ def test_pack_sft_follows_the_tokenizer_by_content(sample: Path, tmp_path: Path)
 
 
 def test_any_folder_of_parquet_will_do(tmp_path: Path) -> None:
-    texts = [text for _, text in islice(library_sources(), 5)] + [None]
+    texts = [*made_up_texts(5), None]
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"text": texts}), tmp_path / "in" / "x.parquet")
     manifest, _ = train(
