@@ -33,8 +33,7 @@ from schemas.errors import IntegrityError
 from schemas.run import FileRecord
 from tasks.probes.records.frames import padded
 from tasks.run.layout import stage_folder
-from tasks.storage.atomic import AtomicFile, storage_errors, swap_symlink
-from tasks.storage.names import make_folder
+from tasks.storage.atomic import AtomicFile, swap_symlink
 from tasks.storage.reading import Ranges, open_ranges
 
 # Enters the key of the first pass.
@@ -98,8 +97,6 @@ def write_run(root: Path, spill: Path | None, ref: RunRef, run: Run) -> FileReco
             file.write(np.ascontiguousarray(column))
             file.write(bytes(-column.nbytes % 8))
     if spill is not None:
-        with storage_errors(path):
-            make_folder(path.parent)
         swap_symlink(path, str(target))
     return file.record(home)
 

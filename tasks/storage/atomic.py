@@ -205,8 +205,9 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def swap_symlink(link: Path, target: str) -> None:
-    """Point `link` at `target` in one step; readers see the old target or the new one."""
+    """Point `link` at `target` in one step; readers see the old target or the new one. Makes missing folders."""
     with storage_errors(link):
+        make_folder(link.parent)
         _remove_leftovers(link)
         temporary = _temporary(link)
         temporary.unlink(missing_ok=True)
