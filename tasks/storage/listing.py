@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def glob(pattern: str, store: Store = LOCAL, hidden: str = ".") -> list[str]:
     """The paths of files and folders that a pattern matches, sorted.
 
     Args:
-        pattern: `*`, `?` and `[…]` stand for characters of a name; `**` for any number of folders, also none.
+        pattern: `*`, `?` and `[…]` stand for characters of a name; `**` for any number of names, also none.
         hidden: names that start with one of these are left out, unless the pattern has a name that starts so.
 
     Raises:
@@ -61,12 +62,30 @@ def glob(pattern: str, store: Store = LOCAL, hidden: str = ".") -> list[str]:
     wild = next((place for place, part in enumerate(parts) if is_pattern(part)), len(parts))
     root = "/".join(parts[:wild]) or ("/" if wild else ".")
     start = "" if wild else "./"
+    with _listing(root):
+        return sorted(entry.path.removeprefix(start) for entry in matches(root, parts[wild:], store, hidden))
+
+
+def files_below(path: str, store: Store) -> list[str]:
+    """The paths of all files below a folder, sorted, or that of the file that `path` is; none if nothing is there.
+
+    Raises:
+        InputError: `unreadable`: a folder cannot be listed.
+    """
+    with _listing(path):
+        head = store.head(path)
+        if head is None or not head.is_folder:
+            return [path] if head else []
+        return sorted(entry.path for entry in matches(path, ("**",), store) if not entry.is_folder)
+
+
+@contextmanager
+def _listing(root: str) -> Iterator[None]:
     try:
-        found = [entry.path for entry in matches(root, parts[wild:], store, hidden)]
+        yield
     except OSError as error:
         where = str(error.filename or root)
         raise InputError(f"cannot be listed: {error}", code="unreadable", where=where) from error
-    return sorted(path.removeprefix(start) for path in found)
 
 
 def matches(root: str, parts: Sequence[str], store: Store = LOCAL, hidden: str = ".") -> Iterator[Entry]:

@@ -46,6 +46,12 @@ class FsspecStore:
         return str(self._system.unstrip_protocol(path))
 
 
+def open_uri(uri: str) -> BinaryIO:
+    """A file behind a URI, for reading by ranges. Errors as `store_at`, and `OSError`."""
+    store, path = store_at(uri)
+    return store.open(path)
+
+
 def store_at(uri: str) -> tuple[FsspecStore, str]:
     """The store of a URI, and the path in it.
 
