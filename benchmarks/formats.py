@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from benchmarks.common import deepseek_folder, in_turn, median, pack_sft_in_this_thread, ratio, report
 from schemas.sft import StorageConfig, StorageFormat
 from tasks.demo.docstrings import docstring_chats
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.find import find_shards, open_shard
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.writers import open_writer
-from tasks.storage.arrays import lengths_to_offsets
 
 BINS, WIDTH, REPEATS = 4000, 4096, 7
 MEMORY_BINS, MEMORY_TOKENS = 10_000, 2000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from schemas.errors import ConfigError
+from tasks.storage.reading import read_text
 
 _STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
 
@@ -50,7 +50,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: the file is missing or not YAML, it holds no mapping, or an override does not fit.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration: {error.strerror}", code="missing_config", where=path

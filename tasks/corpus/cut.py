@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.corpus.inventory import SourceFile
+from tasks.inputs.sizing import part_size
 
 _SMALLEST_SHARD_BYTES = 64 << 20
 _SHARDS = 96
@@ -56,14 +57,8 @@ class ShardPlan:
 
 
 def shard_bytes_for(total_bytes: int) -> int:
-    """Uncompressed source bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold the corpus.
-
-    A power of two, so a corpus that grows a little keeps its shards and their cached results.
-    """
-    shard_bytes = _SMALLEST_SHARD_BYTES
-    while shard_bytes * _SHARDS < total_bytes:
-        shard_bytes *= 2
-    return shard_bytes
+    """Uncompressed source bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold the corpus."""
+    return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
 
 
 # (file, start, stop) -> which of these rows are selected.

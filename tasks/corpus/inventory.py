@@ -17,6 +17,7 @@ from schemas.errors import InputError
 from tasks.corpus.identity import BucketSource
 from tasks.inputs.files import InputFile
 from tasks.run.identity import Identity
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _NAMED = 20
 _CHECK_ROWS = 4096
@@ -153,7 +154,7 @@ def _look(
     entry: InputFile, digest: str, seen: list[int], dataset: CorpusDatasetConfig, thorough: bool
 ) -> SourceFile | SkippedFile:
     try:
-        with entry.path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with open_parquet(entry.path) as file:
             fault = _column_fault(file.schema_arrow, dataset)
             if fault is not None:
                 return SkippedFile(entry.name, *fault)
@@ -166,7 +167,7 @@ def _look(
             types = tuple(str(file.schema_arrow.field(column).type) for column in dataset.keep_columns)
             nulls = _may_hold_nulls(metadata, dataset.text)
             return SourceFile(str(entry.path), entry.name, digest, groups, nulls, types, tuple(seen))
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    except PARQUET_ERRORS as error:
         return SkippedFile(entry.name, "unreadable_file", f"not a readable Parquet file: {error}")
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from schemas.corpus import REPORT, SAMPLING_INFO, SampleCorpusConfig
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord, Receipt, RowLedger
@@ -16,6 +14,7 @@ from tasks.corpus.stages import Selection
 from tasks.run.layout import stage_folder
 from tasks.run.publish import Contents, json_document, part_stages
 from tasks.run.rejects import REJECTS_FOLDER, RejectWriter, numbered, reject_links
+from tasks.storage.parquet import parquet_rows
 
 SHARD_PREFIX = "train-"
 
@@ -88,7 +87,7 @@ def shard_names(buckets: Sequence[SampledBucket]) -> dict[str, tuple[FileRecord,
 
 
 def _count_rows(root: Path, record: FileRecord, rows: int) -> int:
-    found = int(pq.read_metadata(root / record.path).num_rows)
+    found = parquet_rows(root / record.path)
     if found != rows:
         raise IntegrityError(
             f"{rows} rows were written and {found} are there", code="totals", where=record.path

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.errors import InputError
+from tasks.storage.parquet import open_parquet, parquet_faults
 
 _BATCH_BYTES = 1 << 20
 # With fewer rows, Python takes longer than Arrow; with more, nothing is gained.
 _FEWEST_ROWS, _MOST_ROWS = 32, 8192
-_BUFFER_BYTES = 1 << 20
 
 
 def iter_columns(
@@ -31,30 +30,17 @@ def iter_columns(
     Raises:
         InputError: `bad_parquet`: a page is damaged; `unreadable`: the file cannot be read.
     """
-    try:
-        with (
-            open(path, "rb") as source,  # noqa: PTH123 - `path` is a string
-            pq.ParquetFile(
-                source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-            ) as file,
-        ):
-            wanted = list(groups)
-            batches = file.iter_batches(
-                _batch_rows(file.metadata, wanted),
-                row_groups=wanted,
-                columns=list(columns),
-                use_threads=False,
-            )
-            for batch in batches:
-                # In the order asked for, whatever the file's.
-                yield batch.select(list(columns))
-    except (OSError, pa.ArrowException) as error:
-        code = "unreadable" if isinstance(error, OSError) and error.errno is not None else "bad_parquet"
-        raise InputError(
-            f"the Parquet file cannot be read to its end: {error}; fetch or write it again",
-            code=code,
-            where=name,
-        ) from error
+    with parquet_faults(name), open_parquet(path) as file:
+        wanted = list(groups)
+        batches = file.iter_batches(
+            _batch_rows(file.metadata, wanted),
+            row_groups=wanted,
+            columns=list(columns),
+            use_threads=False,
+        )
+        for batch in batches:
+            # In the order asked for, whatever the file's.
+            yield batch.select(list(columns))
 
 
 def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:

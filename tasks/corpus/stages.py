@@ -19,6 +19,7 @@ from tasks.corpus.screen import ScreenWork, bitmap_name
 from tasks.corpus.select import SELECTED, Eligibility, SelectWork, kept_rows
 from tasks.corpus.selection.cutoff import KEEP_ALL, Cutoff, IdRange
 from tasks.corpus.write import WriteWork
+from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.run.layout import stage_folder
 from tasks.storage.arrays import read_array
@@ -140,7 +141,7 @@ def _cut_bucket(
 
 def write_works(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteWork]]:
     """For each bucket its shards, in at most about 128 tasks over all buckets."""
-    batch = -(-sum(len(selection.shards) for selection in selections) // _MAX_WRITE_TASKS) or 1
+    batch = batch_size(sum(len(selection.shards) for selection in selections), _MAX_WRITE_TASKS)
     return [
         [
             _write_work(config, selection, selection.shards[first : first + batch])

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.corpus import OWN_COLUMNS, CorpusDatasetConfig, SampleCorpusConfig
@@ -28,6 +27,8 @@ from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
 from tasks.run.identity import Identity
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.reading import read_bytes
 
 _BATCH_ROWS = 512
 
@@ -96,13 +97,13 @@ def validate_sample(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
 
 def _check_shard(shard: Path) -> tuple[int, list[Fault]]:
     try:
-        with pq.ParquetFile(shard) as file:
+        with open_parquet(shard) as file:
             schema = file.schema_arrow
             bad = [name for name in OWN_COLUMNS if not _is_text(schema, name)]
             detail = f"columns {', '.join(bad)} are missing or not string"
             faults = [Fault(where=str(shard), rule="schema", detail=detail)] if bad else []
             return int(file.metadata.num_rows), faults
-    except (pa.ArrowException, OSError) as error:
+    except PARQUET_ERRORS as error:
         return 0, [Fault(where=str(shard), rule="readable", detail=f"not a readable Parquet file: {error}")]
 
 
@@ -132,7 +133,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
 
 
 def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
-    raw: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    raw: dict[str, Any] = json.loads(read_bytes(folder / "config.json"))
     config = SampleCorpusConfig.parse(raw)
     return config, identify(config)
 
@@ -196,7 +197,7 @@ class _SampleRows:
     def _read(self, shards: list[Path]) -> Iterator[pa.RecordBatch]:
         for shard in shards:
             self._shard, self._row = str(shard), 0
-            with pq.ParquetFile(shard) as file:
+            with open_parquet(shard) as file:
                 yield from file.iter_batches(_BATCH_ROWS, columns=list(OWN_COLUMNS), use_threads=False)
 
     def left(self) -> bool:

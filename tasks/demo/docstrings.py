@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.storage.atomic import AtomicFile
+from tasks.storage.listing import walk
+from tasks.storage.reading import read_text
 
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo"}
 _SHORTEST_CHARACTERS = 40
@@ -20,12 +22,12 @@ _SHORTEST_CHARACTERS = 40
 def library_sources() -> Iterator[tuple[str, str]]:
     """Dotted module name and source text of the standard library's modules, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
+    for path in walk(root, "*.py"):
         relative = path.relative_to(root)
         if _SKIPPED.intersection(relative.parts):
             continue
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except (OSError, UnicodeDecodeError):
             continue
         yield ".".join(relative.with_suffix("").parts).removesuffix(".__init__"), text

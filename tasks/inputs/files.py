@@ -19,9 +19,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from schemas.errors import ConfigError, InputError
+from tasks.storage.listing import is_pattern, matches
+from tasks.storage.reading import file_bytes, status
 
 PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
-_WILD = frozenset("*?[")
 _HIDDEN = "._"
 
 
@@ -57,7 +58,7 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
         raise ConfigError("an input path is empty; give a file, a folder or a glob", code="missing_path")
     mode = _mode(where)
     if mode is not None and stat.S_ISDIR(mode):
-        return _sorted(_walk(where, ("**",), patterns), path, patterns)
+        return _sorted(_found(where, ("**",), patterns), path, patterns)
     if mode is not None:
         if not stat.S_ISREG(mode) or not _supported(where.name, patterns):
             raise ConfigError(
@@ -66,7 +67,7 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
                 where=path,
             )
         return (_file(where, where.name),)
-    wild = next((i for i, part in enumerate(where.parts) if _WILD & set(part)), None)
+    wild = next((i for i, part in enumerate(where.parts) if is_pattern(part)), None)
     root = where if wild is None else Path(*where.parts[:wild])
     if wild is None or _mode(root) is None:
         raise ConfigError(
@@ -74,7 +75,7 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
             code="missing_path",
             where=path,
         )
-    return _sorted(_walk(root, where.parts[wild:], patterns), path, patterns)
+    return _sorted(_found(root, where.parts[wild:], patterns), path, patterns)
 
 
 def files_below(root: Path, glob: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile, ...]:
@@ -91,7 +92,7 @@ def files_below(root: Path, glob: str, patterns: tuple[str, ...] = PATTERNS) -> 
     mode = _mode(root)
     if mode is None or not stat.S_ISDIR(mode):
         raise ConfigError("no such folder", code="missing_path", where=str(root))
-    return _sorted(_walk(root, PurePosixPath(glob).parts, patterns), str(root / glob), patterns)
+    return _sorted(_found(root, PurePosixPath(glob).parts, patterns), str(root / glob), patterns)
 
 
 def _local(path: str) -> Path:
@@ -109,7 +110,7 @@ def _local(path: str) -> Path:
 
 def _mode(path: Path) -> int | None:
     try:
-        return path.stat().st_mode
+        return status(path).st_mode
     except (OSError, ValueError):  # too long a name, a NUL in it: nothing is there under that name
         return None
 
@@ -132,7 +133,7 @@ def _file(path: Path, name: str) -> InputFile:
             where=os.fsencode(name).decode(errors="backslashreplace"),
         ) from None
     try:
-        size = path.stat().st_size
+        size = file_bytes(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     return InputFile(path, name, size)
@@ -154,54 +155,13 @@ def _sorted(files: Iterator[InputFile], path: str, patterns: tuple[str, ...]) ->
     return tuple(found)
 
 
-def _walk(root: Path, glob: tuple[str, ...], patterns: tuple[str, ...]) -> Iterator[InputFile]:
+def _found(root: Path, glob: tuple[str, ...], patterns: tuple[str, ...]) -> Iterator[InputFile]:
     """The supported files below `root` whose relative path matches `glob`."""
-    # A glob that itself spells out a leading `_` or `.` asks for such names.
-    skip = tuple(set(_HIDDEN) - {part[0] for part in glob})
-    entered: set[tuple[int, int]] = set()
-    pending: list[tuple[str, ...]] = [()]
-    while pending:
-        folder = pending.pop()
-        try:
-            status = root.joinpath(*folder).stat()
-            if (status.st_dev, status.st_ino) in entered:
-                continue
-            entered.add((status.st_dev, status.st_ino))
-            with os.scandir(root.joinpath(*folder)) as listing:
-                entries = sorted(listing, key=lambda entry: os.fsencode(entry.name), reverse=True)
-            for entry in entries:
-                parts = (*folder, entry.name)
-                if skip and entry.name.startswith(skip):
-                    continue
-                if entry.is_dir():
-                    if _may_hold(parts, glob):
-                        pending.append(parts)
-                elif _supported(entry.name, patterns) and _matches(parts, glob):
-                    if not entry.is_symlink() and not entry.is_file():
-                        continue  # a pipe, socket or device
-                    yield _file(Path(entry.path), "/".join(parts))
-        except OSError as error:
-            raise _unreadable(root.joinpath(*folder), error) from error
-
-
-def _matches(parts: tuple[str, ...], glob: tuple[str, ...]) -> bool:
-    """Whether the path `parts` is matched whole by `glob`, whose `**` stands for any number of parts.
-
-    >>> _matches(("a", "b", "c.jsonl"), ("**", "*.jsonl")), _matches(("a", "c.jsonl"), ("*.jsonl",))
-    (True, False)
-    """
-    if not glob:
-        return not parts
-    if glob[0] == "**":
-        return _matches(parts, glob[1:]) or (bool(parts) and _matches(parts[1:], glob))
-    return bool(parts) and fnmatchcase(parts[0], glob[0]) and _matches(parts[1:], glob[1:])
-
-
-def _may_hold(folder: tuple[str, ...], glob: tuple[str, ...]) -> bool:
-    """Whether something below `folder` can match `glob`."""
-    for part, wanted in zip(folder, glob, strict=False):
-        if wanted == "**":
-            return True
-        if not fnmatchcase(part, wanted):
-            return False
-    return len(folder) < len(glob)
+    start = len(root.parts)
+    try:
+        for entry in matches(str(root), glob, hidden=_HIDDEN):
+            if not entry.is_folder and _supported(entry.name, patterns):
+                path = Path(entry.path)
+                yield _file(path, "/".join(path.parts[start:]))
+    except OSError as error:
+        raise _unreadable(Path(error.filename or root), error) from error

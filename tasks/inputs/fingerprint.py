@@ -8,7 +8,6 @@ file system's clock it could change again without its times changing.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -18,18 +17,19 @@ from pathlib import Path
 
 from schemas.errors import InputError
 from tasks.storage.atomic import write_file
+from tasks.storage.reading import read_bytes, sha256_of_file, status
 
 _SETTLED_NS = 2_000_000_000
 
 
 def _identity(path: Path) -> list[int]:
     try:
-        stat = path.stat()
+        found = status(path)
     except OSError as error:
         raise InputError(
             f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
         ) from error
-    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def sha256_of(path: Path) -> str:
@@ -39,8 +39,7 @@ def sha256_of(path: Path) -> str:
         InputError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(path)
     except OSError as error:
         raise InputError(
             f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
@@ -60,7 +59,7 @@ class Fingerprints:
         self._seen: dict[Path, list[int]] = {}
         self._dirty = False
         with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(memo.read_bytes())
+            loaded = json.loads(read_bytes(memo))
             if isinstance(loaded, dict):
                 self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
 

@@ -26,11 +26,12 @@ from typing import Any, NoReturn
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from tasks.inputs.arrow_values import table_rows
 from tasks.inputs.segments import Segment
+from tasks.storage.parquet import open_native, open_parquet, parquet_faults
+from tasks.storage.reading import open_binary
 
 BATCH_ROWS = 256
 # A batch is also full when the lines read since the last one hold this much, so memory stays bounded.
@@ -76,7 +77,7 @@ def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterato
 def _file_chunks(segment: Segment) -> Iterator[bytes]:
     remaining = segment.stop - segment.start
     try:
-        with open(segment.path, "rb", buffering=0) as source:  # noqa: PTH123 - `path` is a string
+        with open_binary(segment.path, 0) as source:
             source.seek(segment.start)
             while remaining > 0 and (chunk := source.read(min(CHUNK_BYTES, remaining))):
                 remaining -= len(chunk)
@@ -88,7 +89,7 @@ def _file_chunks(segment: Segment) -> Iterator[bytes]:
 def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
     codec = _CODECS[segment.format]
     try:
-        source = pa.OSFile(segment.path)
+        source = open_native(segment.path)
     except OSError as error:
         _unreadable(segment, error)
     with source:
@@ -201,36 +202,21 @@ def _not_an_object(value: Any) -> RowFault:
 
 def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[list[RawRow]]:
     row = segment.first_row
-    try:
-        # Buffered reads instead of whole column chunks: a row group of any size takes the same memory.
-        with (
-            open(segment.path, "rb") as source,  # noqa: PTH123 - `path` is a string
-            pq.ParquetFile(
-                source, buffer_size=CHUNK_BYTES, pre_buffer=False, page_checksum_verification=True
-            ) as file,
-        ):
-            names = file.schema_arrow.names
-            groups = range(segment.start, segment.stop)
-            end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
-            batches = file.iter_batches(
-                batch_size=BATCH_ROWS,
-                row_groups=groups,
-                columns=None if columns is None else [name for name in columns if name in names],
-                use_threads=False,
-            )
-            for batch in batches:
-                yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
-                row += batch.num_rows
-            if row != end:
-                raise pa.ArrowInvalid(f"{end - row} rows of the footer are not in the pages")
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
-        if isinstance(error, OSError) and error.errno is not None:
-            _unreadable(segment, error)
-        raise InputError(
-            f"the Parquet file is truncated or damaged ({error}); fetch or write it again",
-            code="bad_parquet",
-            where=segment.path,
-        ) from error
+    with parquet_faults(segment.path), open_parquet(segment.path, buffer_size=CHUNK_BYTES) as file:
+        names = file.schema_arrow.names
+        groups = range(segment.start, segment.stop)
+        end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
+        batches = file.iter_batches(
+            batch_size=BATCH_ROWS,
+            row_groups=groups,
+            columns=None if columns is None else [name for name in columns if name in names],
+            use_threads=False,
+        )
+        for batch in batches:
+            yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
+            row += batch.num_rows
+        if row != end:
+            raise pa.ArrowInvalid(f"{end - row} rows of the footer are not in the pages")
 
 
 def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:

@@ -21,6 +21,8 @@ from typing import Literal
 
 from schemas.errors import ConfigError, InputError
 from tasks.inputs.files import PATTERNS, InputFile
+from tasks.inputs.sizing import grouped, part_size
+from tasks.storage.reading import open_binary
 
 Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet"]
 
@@ -74,15 +76,10 @@ def format_of(name: str) -> Format:
 def part_bytes_for(total_bytes: int) -> int:
     """The part size for a data set: the smallest 4 MiB * 2**k of which 128 hold `total_bytes`.
 
-    A power of two, so a data set that grows a little keeps its parts and their cached results.
-
     >>> part_bytes_for(0) >> 20, part_bytes_for(512 << 20) >> 20, part_bytes_for((512 << 20) + 1) >> 20
     (4, 4, 8)
     """
-    part_bytes = _SMALLEST_PART_BYTES
-    while part_bytes * MAX_PARTS < total_bytes:
-        part_bytes *= 2
-    return part_bytes
+    return part_size(total_bytes, _SMALLEST_PART_BYTES, MAX_PARTS)
 
 
 def cut(files: Sequence[InputFile], part_bytes: int) -> list[Segment]:
@@ -101,20 +98,8 @@ def cut(files: Sequence[InputFile], part_bytes: int) -> list[Segment]:
 
 
 def group(segments: Sequence[Segment], part_bytes: int) -> list[tuple[Segment, ...]]:
-    """Consecutive segments joined into parts of up to `part_bytes`; a longer segment is a part of its own.
-
-    Two neighbouring parts together exceed `part_bytes`, so there are fewer than `2 * total / part_bytes + 1`
-    parts however many files there are.
-    """
-    parts: list[list[Segment]] = []
-    room = -1
-    for segment in segments:
-        if not parts or segment.bytes > room:
-            parts.append([])
-            room = part_bytes
-        parts[-1].append(segment)
-        room -= segment.bytes
-    return [tuple(part) for part in parts]
+    """Consecutive segments joined into parts of up to `part_bytes`; a longer segment is a part of its own."""
+    return grouped(segments, lambda segment: segment.bytes, part_bytes)
 
 
 def _cut_file(file: InputFile, part_bytes: int) -> Iterator[Segment]:
@@ -146,7 +131,7 @@ def _line_starts(file: InputFile, targets: Sequence[int]) -> Iterator[tuple[int,
     # A line starts at the target if the byte before it ends one.
     wanted = next(pending, None)
     try:
-        with file.path.open("rb", buffering=0) as source:
+        with open_binary(file.path, 0) as source:
             while wanted is not None and (chunk := source.read(_CHUNK_BYTES)):
                 counted = 0
                 while wanted is not None:
@@ -181,21 +166,11 @@ def _row_groups(file: InputFile) -> list[tuple[int, int]]:
     The exact figure is in the metadata of its column chunks, and asking for those aborts the process
     (pyarrow 26, an uncaught C++ exception) when the footer is damaged there.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from tasks.storage.parquet import parquet_faults, parquet_footer
 
-    try:
-        with file.path.open("rb") as source:
-            metadata = pq.read_metadata(source)
+    with parquet_faults(str(file.path)):
+        metadata = parquet_footer(file.path)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # a damaged name is not UTF-8
-        if isinstance(error, OSError) and error.errno is not None:
-            raise _unreadable(file, error) from error
-        raise InputError(
-            f"the Parquet footer is missing or broken ({error}); the file is truncated or not Parquet",
-            code="bad_parquet",
-            where=str(file.path),
-        ) from error
     rows = sum(group.num_rows for group in groups)
     if rows != metadata.num_rows:
         raise InputError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from schemas.errors import ConfigError
+from tasks.storage.reading import read_text
 
 
 def template_source(given: str | None, where: str) -> str:
@@ -20,7 +19,7 @@ def template_source(given: str | None, where: str) -> str:
     if not given or "{" in given or "\n" in given:
         return given or ""
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return read_text(given)
     except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
         raise ConfigError(
             f"cannot read the template file {given!r}: {error}; give a file, or the template itself",

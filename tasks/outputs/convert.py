@@ -23,6 +23,7 @@ from tasks.sft.shards.shard import Shard
 from tasks.sft.shards.validate import OURS_ONLY
 from tasks.sft.shards.writers import SUFFIXES, open_writer
 from tasks.storage.atomic import AtomicFolder
+from tasks.storage.listing import stored_bytes
 
 # Tokens of a block, unless one row group is more.
 _BLOCK_TOKENS = 1 << 20
@@ -189,5 +190,4 @@ def _bins(raw: RawBins) -> Bins:
 
 
 def _bytes(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files)
+    return stored_bytes(path)

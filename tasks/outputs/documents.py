@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.inspection import Inspection
@@ -16,6 +15,8 @@ from schemas.report import Chart, Column, Fact, Sample, Series, Span, Table
 from tasks.outputs.finding import Outputs
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, size
+from tasks.storage.parquet import open_parquet
+from tasks.storage.reading import file_bytes
 
 _BATCH_ROWS = 1_024
 # Of a text that is shown.
@@ -38,7 +39,7 @@ def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
     number = 0
     for path in outputs.files:
         try:
-            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            with open_parquet(path) as file:
                 for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                     _count(batch, by_bucket, text_bytes, lengths)
                     start = max(first - number, 0)
@@ -50,7 +51,7 @@ def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
     facts = (
         Fact("documents", count(number), f"in {count(len(outputs.files))} shards"),
         Fact("text", size(sum(text_bytes.values()))),
-        Fact("stored", size(sum(path.stat().st_size for path in outputs.files))),
+        Fact("stored", size(sum(map(file_bytes, outputs.files)))),
     )
     lines = tuple(
         (*key, count(rows_of), size(text_bytes[key]), f"{text_bytes[key] / rows_of:,.0f}")
@@ -127,7 +128,7 @@ def rejects_table(paths: tuple[Path, ...], rows: int, first: int) -> tuple[Table
     shown: list[tuple[str, ...]] = []
     number = 0
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(65_536):
                 counted = batch["reason"].value_counts().to_pylist()
                 reasons.update({str(entry["values"]): entry["counts"] for entry in counted})

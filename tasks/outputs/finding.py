@@ -7,13 +7,14 @@ from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas import corpus, probes, sft, tokenizer
 from schemas.errors import ConfigError, InputError
 from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER
 from tasks.sft.shards.find import find_shards, shard_format
+from tasks.storage.listing import walk
+from tasks.storage.parquet import parquet_columns
 
 REJECTS = "rejects"
 
@@ -108,10 +109,10 @@ def _of_run(path: str, folder: Path) -> Outputs:
 def _of_folder(path: Path) -> Outputs:
     if (path / "tokenizer.json").is_file():
         return Outputs(str(path), Kind.TOKENIZER, (path,))
-    records = sorted(path.rglob(f"*{probes.SHARD_SUFFIX}"))
+    records = walk(path, f"*{probes.SHARD_SUFFIX}")
     if records:
         return Outputs(str(path), Kind.PROBES, tuple(records))
-    tables = sorted(path.rglob("*.parquet"))
+    tables = walk(path, "*.parquet")
     kinds = {file: _kind_of(file) for file in tables}
     rejects = tuple(file for file, kind in kinds.items() if kind is Kind.REJECTS)
     rest = {kind for kind in kinds.values() if kind is not Kind.REJECTS}
@@ -137,7 +138,7 @@ def _kind_of(path: Path) -> Kind:
     if path.suffix == ".npy":
         return Kind.PACKED
     try:
-        columns = set(pq.read_schema(path).names)
+        columns = set(parquet_columns(path))
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"not a readable Parquet file: {error}", code="bad_parquet", where=str(path)

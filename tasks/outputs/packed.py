@@ -21,6 +21,7 @@ from tasks.report.numbers import count, share, size
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, spans
+from tasks.storage.listing import stored_bytes
 
 # Lines of the table of shards.
 _MOST_SHARDS = 20
@@ -127,8 +128,7 @@ def _name(path: Path, outputs: Outputs) -> str:
 
 
 def _bytes(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+    return stored_bytes(path)
 
 
 def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:

@@ -21,6 +21,7 @@ from tasks.probes.training.source import ProbeRowDataSource
 from tasks.probes.training.tokens import decode
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, share, size
+from tasks.storage.reading import file_bytes
 
 # Records read together.
 _BATCH = 64
@@ -80,7 +81,7 @@ def inspect_probes(outputs: Outputs, rows: int, first: int) -> Inspection:
         Fact("IPv6", share(totals["ipv6"], totals["measurements"]), "of the measurements"),
         Fact(
             "stored",
-            size(sum(path.stat().st_size for path in outputs.files)),
+            size(sum(map(file_bytes, outputs.files))),
             f"in {len(outputs.files)} shards",
         ),
     )

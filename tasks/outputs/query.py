@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from schemas.errors import ConfigError
 from schemas.inspection import Answer
+from tasks.storage.names import scratch_folder
 
 # What the number of a row in its file is called.
 _NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
@@ -75,7 +75,7 @@ def run_query(
 def _database() -> Iterator[Any]:
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
+    with scratch_folder("gristmill-query-") as folder:
         database = str(Path(folder, "query.db"))
         # Without replacement scans no variable of this program can be named as a table.
         with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:

@@ -10,6 +10,7 @@ from schemas.inspection import Inspection
 from schemas.report import Column, Fact, Sample, Span, Table
 from tasks.outputs.finding import Outputs
 from tasks.report.numbers import count, size
+from tasks.storage.reading import file_bytes
 
 _SENTENCE = 'def greet(name):\n    return f"Hello, {name}! Grüße aus Zürich, 你好 🙂 3.14159"\n'
 
@@ -42,7 +43,7 @@ def inspect_tokenizer(outputs: Outputs) -> Inspection:
     facts = (
         Fact("vocabulary", count(tokenizer.get_vocab_size()), f"{count(len(added))} added"),
         Fact("model", type(tokenizer.model).__name__),
-        Fact("stored", size(file.stat().st_size), Path(file).name),
+        Fact("stored", size(file_bytes(file)), Path(file).name),
     )
     ids = " ".join(map(str, encoded.ids))
     sample = Sample("A sentence, piece by piece", pieces, f"{count(len(encoded.ids))} tokens: {ids}")

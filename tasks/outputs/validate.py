@@ -17,6 +17,8 @@ from tasks.run.receipts import Verify
 from tasks.sft.shards.find import find_shards, shard_format
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.validate import validate_packed
+from tasks.storage.listing import walk
+from tasks.storage.parquet import read_table
 from tasks.tokenizer.validate import validate_tokenizer
 
 _RECORDS = ".arrayrecord"
@@ -56,7 +58,7 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
             code="missing_path",
             where=str(path),
         )
-    records = sorted(path.rglob(f"*{_RECORDS}"))
+    records = walk(path, f"*{_RECORDS}")
     if records:
         return validate_records(records, "folder", str(path))
     try:
@@ -103,7 +105,6 @@ def _fault(error: IntegrityError) -> Fault:
 def _check_rejects(folder: Path, manifest: RunManifest) -> list[Fault]:
     """The rejected rows the ledger counts are the rows that reject files list."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     listed: dict[str, int] = {}
     for record in manifest.outputs:
@@ -111,7 +112,7 @@ def _check_rejects(folder: Path, manifest: RunManifest) -> list[Fault]:
         if not record.path.startswith("rejects/") or not path.is_file():
             continue
         try:
-            reasons = pq.read_table(path, columns=["reason"]).column(0).to_pylist()
+            reasons = read_table(path, ["reason"]).column(0).to_pylist()
         except (pa.ArrowException, OSError) as error:
             return [Fault(where=str(path), rule="readable", detail=f"not a readable reject file: {error}")]
         for reason in reasons:

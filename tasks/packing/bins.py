@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tasks.packing.arrays import stable_order
 from tasks.packing.histogram import Placement, lower_bound, place
 from tasks.packing.next_fit import next_fit
 
@@ -161,7 +162,7 @@ def _with_reserve(mixed: IntArray, size: int, reserve: float) -> _Layout:
     bounds = next_fit(mixed[: round(len(mixed) * (1 - reserve))], size)
     num_head = int(bounds[-1])
     gaps = size - np.add.reduceat(mixed[:num_head], bounds[:-1], dtype=np.int64)
-    by_gap = _stable_argsort(gaps.astype(mixed.dtype))
+    by_gap = stable_order(gaps, size + 1)
     return _Layout(bounds, by_gap, place(np.bincount(mixed[num_head:]), size, np.bincount(gaps)))
 
 
@@ -191,7 +192,7 @@ def _assemble(
     positions += np.arange(num_head, dtype=items.dtype)
     bin_items[positions] = items[:num_head]
 
-    longest_first = _stable_argsort(size - mixed[num_head:])
+    longest_first = stable_order(size - mixed[num_head:], size + 1)
     positions = placement.positions((rank_starts + head_counts).astype(items.dtype))
     bin_items[positions] = items[num_head:][longest_first]
 
@@ -239,12 +240,3 @@ def _swap_with_any(
     # 24 random bits: choices among n items differ in probability by n / 2^24 of it at most.
     other = start + (rng.random(len(start), np.float32) * among).astype(np.int64)
     bin_items[here], bin_items[other] = bin_items[other], bin_items[here]
-
-
-def _stable_argsort(keys: IntArray) -> npt.NDArray[np.int64]:
-    """Ascending stable order of unsigned keys below 2^32, 16 bits at a time."""
-    if keys.dtype.itemsize <= 2:
-        return np.argsort(keys, kind="stable")
-    low = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
-    high = (keys >> 16).astype(np.uint16)
-    return low[np.argsort(high[low], kind="stable")]

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from schemas.errors import IntegrityError
 from schemas.probes import TRAIN
 from schemas.run import FileRecord, Receipt, RowLedger
+from tasks.packing.arrays import repeated, stable_order
 from tasks.probes.counts import ShardCounts
 from tasks.probes.records.encode import Block, Records, block_of, encode_records
 from tasks.probes.records.writer import ShardWriter
-from tasks.probes.rows.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.rows.sorting import cut_ranges, time_order
 from tasks.probes.shards import Probes, ShardPlan, SplitRule, merge_probes
 from tasks.probes.spill import RunRef, SpilledRun, open_run
 from tasks.run.contract import Job
@@ -201,7 +202,7 @@ def collect(
     text = shared.texts if shared else pa.chunked_array(texts).cast(pa.large_string()).combine_chunks()
     duplicates = 0
     if deduplicate:
-        kept = ~repeated(owner, time, _same_code(text)[code], rtt)
+        kept = ~repeated(owner, time, _same_code(text)[code], rtt.view(np.int32))
         duplicates = len(kept) - int(kept.sum())
         owner, time, code, rtt = owner[kept], time[kept], code[kept], rtt[kept]
     starts = np.zeros(len(probes.hashes) + 1, dtype=np.int64)
@@ -228,24 +229,3 @@ def _same_code(texts: pa.Array) -> NDArray[np.int32]:
     """int32[n]: equal for equal texts."""
     codes: NDArray[np.int32] = texts.dictionary_encode().indices.to_numpy()
     return codes
-
-
-def repeated(
-    owners: NDArray[np.int32], times: NDArray[np.int64], dst: NDArray[np.int32], rtts: NDArray[np.float32]
-) -> NDArray[np.bool_]:
-    """Which measurements equal an earlier one of their probe in all columns (a version follows from its address).
-
-    >>> one = np.array([1, 1, 1], np.int32)
-    >>> repeated(one, np.array([7, 7, 7]), np.array([0, 1, 0], np.int32), np.ones(3, np.float32)).tolist()
-    [False, False, True]
-    """
-    columns: list[NDArray[Any]] = [rtts.view(np.int32), dst, times, owners]
-    # Stable, so the first in input order stays.
-    order = np.lexsort(columns)
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for column in columns:
-        ordered = column[order]
-        same &= ordered[1:] == ordered[:-1]
-    found = np.zeros(len(order), dtype=bool)
-    found[order[1:]] = same
-    return found

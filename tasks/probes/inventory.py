@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS
+from tasks.inputs.sizing import grouped, part_size
 from tasks.probes.rows.reading import Piece
 from tasks.run.identity import Identity, Source
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _NAMED = 20
 _PART_ROWS = 1 << 20
@@ -69,7 +70,7 @@ def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
 def _look(path: Path) -> tuple[int, ...] | str:
     """The rows of each row group, or what is wrong with the file."""
     try:
-        with path.open("rb") as source, pq.ParquetFile(source) as file:
+        with open_parquet(path) as file:
             fault = column_fault(file.schema_arrow)
             if fault is not None:
                 return fault
@@ -78,7 +79,7 @@ def _look(path: Path) -> tuple[int, ...] | str:
             if sum(rows) != metadata.num_rows:
                 return f"the footer promises {metadata.num_rows} rows, its row groups {sum(rows)}"
             return rows
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    except PARQUET_ERRORS as error:
         return f"not a readable Parquet file: {error}"
 
 
@@ -117,22 +118,12 @@ _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
     """The rows to scatter in one task each, in input order: at row-group edges, about a million rows.
 
-    The size is the smallest 2**20 * 2**k of which 96 hold the input, so a set that grows a little keeps its parts.
-    A part holds several files only if they are small.
+    The size is the smallest 2**20 * 2**k of which 96 hold the input. A part holds several files only if they are
+    small.
     """
-    part_rows = _PART_ROWS
-    while part_rows * _PARTS < sum(sum(file.group_rows) for file in files):
-        part_rows *= 2
-    parts: list[list[Piece]] = []
-    room = 0
-    for file in files:
-        for piece in _cut_file(file, part_rows):
-            if piece.rows > room:
-                parts.append([])
-                room = part_rows
-            parts[-1].append(piece)
-            room -= piece.rows
-    return [tuple(part) for part in parts]
+    part_rows = part_size(sum(sum(file.group_rows) for file in files), _PART_ROWS, _PARTS)
+    pieces = (piece for file in files for piece in _cut_file(file, part_rows))
+    return grouped(pieces, lambda piece: piece.rows, part_rows)
 
 
 def _cut_file(file: SourceFile, part_rows: int) -> list[Piece]:

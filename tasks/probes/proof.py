@@ -6,7 +6,6 @@ it as multisets; nothing of how records are made is used. It spills to a tempora
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,8 @@ import pyarrow as pa
 
 from schemas.errors import WorkError
 from tasks.run.identity import Identity, Source
+from tasks.storage.names import make_link, scratch_folder
+from tasks.storage.parquet import read_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -73,8 +74,8 @@ def compare(
     import duckdb
 
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, _blocks(records))
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch, duckdb.connect() as connection:
-        links = _linked(identity, Path(scratch))
+    with scratch_folder("gristmill-") as scratch, duckdb.connect() as connection:
+        links = _linked(identity, scratch)
         connection.execute(f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false")
         try:
             parts = [
@@ -97,7 +98,7 @@ def _linked(identity: Identity[Source], scratch: Path) -> list[Path]:
     links = []
     for number, file in enumerate(identity.sources[0].files):
         links.append(scratch / f"{number}.parquet")
-        links[-1].symlink_to(file.path.absolute())
+        make_link(links[-1], file.path.absolute())
     return links
 
 
@@ -111,8 +112,6 @@ def _microseconds(connection: duckdb.DuckDBPyConnection, path: Path) -> str:
 def _note_rejected(
     connection: duckdb.DuckDBPyConnection, identity: Identity[Source], rejects: Sequence[Path]
 ) -> None:
-    import pyarrow.parquet as pq
-
     numbers = pa.table(
         {
             "number": pa.array(range(len(identity.sources[0].files)), pa.int32()),
@@ -121,7 +120,7 @@ def _note_rejected(
     )
     connection.register("numbers", numbers)
     for path in rejects:
-        connection.register("listed", pq.read_table(path, columns=["source_file", "row"]))
+        connection.register("listed", read_table(path, ["source_file", "row"]))
         connection.execute(
             "INSERT INTO rejected SELECT number, row FROM listed JOIN numbers ON name = source_file"
         )

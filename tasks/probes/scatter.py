@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
+from tasks.packing.arrays import stable_order
 from tasks.probes.rows.addresses import families, probe_hashes
 from tasks.probes.rows.reading import RUN_ROWS, Piece, read_runs
 from tasks.probes.rows.screening import Columns, screen, unusable
-from tasks.probes.rows.sorting import stable_order
 from tasks.probes.spill import PROBES_SCHEMA, Run, RunRef, write_run
 from tasks.run.contract import Job
 from tasks.run.memory import release_memory

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.probes import TEST, TRAIN, ProbeSplit
+from tasks.inputs.sizing import part_size
 from tasks.probes.rows.addresses import train_end
 from tasks.probes.scatter import refuse_collisions
 from tasks.probes.spill import PROBES_SCHEMA
@@ -131,10 +132,7 @@ class ShardPlan:
 
 def shard_bytes_for(total_bytes: int) -> int:
     """Bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold everything."""
-    shard_bytes = _SMALLEST_SHARD_BYTES
-    while shard_bytes * _SHARDS < total_bytes:
-        shard_bytes *= 2
-    return shard_bytes
+    return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
 
 
 def cut_shards(probes: Probes, rule: SplitRule, shard_bytes: int) -> list[ShardPlan]:

@@ -18,7 +18,6 @@ looked at through the links.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ from schemas.errors import IntegrityError
 from schemas.run import FileRecord
 from tasks.probes.records.frames import padded
 from tasks.run.layout import stage_folder
-from tasks.storage.atomic import AtomicFile, storage_errors, swap_symlink
+from tasks.storage.atomic import AtomicFile, swap_symlink
+from tasks.storage.reading import Ranges, open_ranges
 
 # Enters the key of the first pass.
 SPILL_FORMAT = 2
@@ -97,8 +97,6 @@ def write_run(root: Path, spill: Path | None, ref: RunRef, run: Run) -> FileReco
             file.write(np.ascontiguousarray(column))
             file.write(bytes(-column.nbytes % 8))
     if spill is not None:
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         swap_symlink(path, str(target))
     return file.record(home)
 
@@ -141,23 +139,20 @@ class _Places:
 class _File:
     """Columns of an open run."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path, self._descriptor = path, descriptor
-        header = np.frombuffer(os.pread(descriptor, 8 * _HEADER, 0), "<i8")
+    def __init__(self, path: Path, file: Ranges) -> None:
+        self._path, self._file = path, file
+        header = np.frombuffer(file.read(0, 8 * _HEADER), "<i8")
         if len(header) != _HEADER or header[0] != _MAGIC:
             raise _damaged(path, "it does not begin as one")
         self.places = _Places(*header[1:].tolist())
-        size = os.fstat(descriptor).st_size
-        if size != self.places.begins["end"]:
-            raise _damaged(path, f"it has {size} bytes, not {self.places.begins['end']}")
+        if file.bytes != self.places.begins["end"]:
+            raise _damaged(path, f"it has {file.bytes} bytes, not {self.places.begins['end']}")
 
     def column(self, name: str, kind: Any, low: int, high: int) -> NDArray[Any]:
         """Items `low` to `high` of a column."""
         width = np.dtype(kind).itemsize
-        size, at = (high - low) * width, self.places.begins[name] + low * width
-        data = os.pread(self._descriptor, size, at)
-        while len(data) < size and (more := os.pread(self._descriptor, size - len(data), at + len(data))):
-            data += more
+        size = (high - low) * width
+        data = self._file.read(self.places.begins[name] + low * width, size)
         if len(data) != size:
             raise _damaged(self._path, "it ends too early")
         return np.frombuffer(data, kind)
@@ -182,13 +177,10 @@ class _File:
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open_ranges(path) as file:
+            yield _File(path, file)
     except OSError as error:
         raise _damaged(path, str(error.strerror)) from error
-    try:
-        yield _File(path, descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(path: Path, what: str) -> IntegrityError:

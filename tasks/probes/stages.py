@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.probes import BuildProbeRowsConfig
 from schemas.run import Receipt
+from tasks.inputs.sizing import batch_size
 from tasks.probes.gather import GatherWork
 from tasks.probes.identity import DOMAIN
 from tasks.probes.inventory import SourceFile, cut_parts
@@ -66,7 +67,7 @@ def gather_works(
     shards = cut_shards(probes, rule, shard_bytes_for(int(probes.record_bytes().sum())))
     total = int(probes.rows.sum())
     portion_rows = _PORTION_ROWS if config.partitions is None else -(-total // config.partitions)
-    batch = -(-len(shards) // _MAX_GATHER_TASKS)
+    batch = batch_size(len(shards), _MAX_GATHER_TASKS)
     return [
         _gather_work(config, runs, tuple(shards[first : first + batch]), rule, portion_rows)
         for first in range(0, len(shards), batch)

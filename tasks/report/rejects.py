@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from schemas.report import Column, Table
 from schemas.run import RowLedger
 from tasks.report.numbers import count, share
 from tasks.run.publish import Publication
+from tasks.storage.parquet import open_parquet
 
 _SAMPLES = 3
 # Reject files are read until there is a sample of every reason, but no further than this.
@@ -42,7 +41,7 @@ def _sampled(files: Iterable[Path], ledger: RowLedger) -> Table:
     found: list[tuple[str, ...]] = []
     read = 0
     for path in files:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(4096):
                 for row in batch.to_pylist():
                     if wanted.get(row["reason"], 0) > 0:

@@ -10,6 +10,8 @@ from schemas.errors import IntegrityError
 from schemas.run import Receipt, RunManifest
 from tasks.run.layout import MANIFEST, run_folder
 from tasks.run.receipts import Verify, verify_files
+from tasks.storage.names import link_target
+from tasks.storage.reading import read_bytes
 
 
 def read_manifest(folder: Path) -> RunManifest:
@@ -20,7 +22,7 @@ def read_manifest(folder: Path) -> RunManifest:
     """
     path = folder / MANIFEST
     try:
-        return RunManifest.model_validate_json(path.read_bytes())
+        return RunManifest.model_validate_json(read_bytes(path))
     except FileNotFoundError:
         raise IntegrityError(
             "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
@@ -45,7 +47,7 @@ def published_faults(folder: Path, manifest: RunManifest, verify: Verify) -> Ite
             yield error
     for name, target in manifest.links.items():
         link = folder / name
-        if not link.is_symlink() or str(link.readlink()) != target:
+        if link_target(link) != target:
             yield IntegrityError(
                 f"the link should point to {target!r}; run the flow again to repair it",
                 code="missing_output",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from tasks.storage.atomic import storage_errors, write_file
+from tasks.storage.names import link_target, make_folder
+from tasks.storage.reading import read_bytes
 
 MARKER = ".gristmill.json"
 LATEST = "latest"
@@ -48,7 +50,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
     if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
         raise ConfigError("this is not a folder; choose another output_dir", where=str(output_dir))
     with storage_errors(output_dir, "create the output folder"):
-        output_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(output_dir)
     marker = output_dir / MARKER
     # Looked at before the marker: a run that starts at the same moment writes the marker first.
     there = [output_dir / name for name in (RUNS, STAGES) if os.path.lexists(output_dir / name)]
@@ -71,12 +73,12 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
         write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
     with storage_errors(output_dir, "create the stages folder"):
         # From now on input digests are remembered there, so that the flow need not hash again.
-        (output_dir / STAGES).mkdir(exist_ok=True)
+        make_folder(output_dir / STAGES)
 
 
 def _owner(marker: Path) -> str | None:
     try:
-        content = json.loads(marker.read_bytes())
+        content = json.loads(read_bytes(marker))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -89,7 +91,7 @@ def _owner(marker: Path) -> str | None:
 
 
 def _refuse_foreign(path: Path, target: str) -> None:
-    is_ours = path.is_symlink() and str(path.readlink()).startswith(target)
+    is_ours = (link_target(path) or "").startswith(target)
     if not is_ours and os.path.lexists(path):
         raise ConfigError(
             f"{path.name!r} is already there and was not made by gristmill; it is not replaced: "

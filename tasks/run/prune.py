@@ -9,7 +9,6 @@ A kill leaves nothing that looks whole: a run loses its manifest first, a stage 
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,9 @@ from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.publish import publishing
 from tasks.storage.atomic import storage_errors
+from tasks.storage.listing import entries, walk
+from tasks.storage.names import link_target, remove
+from tasks.storage.reading import status
 
 RECEIPTS = "receipts"
 
@@ -114,7 +116,7 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
     return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills))
 
 
-def remove(output_dir: Path, unneeded: Unneeded) -> None:
+def remove_unneeded(output_dir: Path, unneeded: Unneeded) -> None:
     """Remove what `find_unneeded` found.
 
     Raises:
@@ -122,35 +124,33 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
     """
     for folder in unneeded.runs:
         with publishing(output_dir, folder.name), storage_errors(folder, "remove"):
-            (folder / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder)
+            remove(folder / MANIFEST)
+            remove(folder)
     for spill in unneeded.spills:
         with storage_errors(spill, "remove"):
-            spill.unlink(missing_ok=True)
+            remove(spill)
     for folder in unneeded.stages:
         with storage_errors(folder, "remove"):
-            shutil.rmtree(folder / RECEIPTS, ignore_errors=True)
-            shutil.rmtree(folder)
+            remove(folder / RECEIPTS)
+            remove(folder)
 
 
 def _folders(parent: Path) -> list[Path]:
-    if not parent.is_dir():
-        return []
-    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
+    return [path for path in entries(parent) if path.is_dir() and not path.is_symlink()]
 
 
 def _changed_s(path: Path) -> float:
     try:
-        return path.stat().st_mtime
+        return status(path).st_mtime
     except FileNotFoundError:
         return 0.0
 
 
 def _spills(stage: Path) -> Iterator[Path]:
     """Files in a spill folder: there they have the path that their links have here."""
-    for path in stage.iterdir():
-        if path.is_symlink():
-            target = path.readlink()
+    for path in entries(stage):
+        if (link := link_target(path)) is not None:
+            target = Path(link)
             if target.parts[-3:] == (STAGES, stage.name, path.name):
                 yield target
 
@@ -158,11 +158,9 @@ def _spills(stage: Path) -> Iterator[Path]:
 def _freed_bytes(folders: list[Path], spills: tuple[Path, ...]) -> int:
     names: Counter[tuple[int, int]] = Counter()
     sizes: dict[tuple[int, int], tuple[int, int]] = {}
-    files = [
-        path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
-    ]
+    files = [path for folder in folders for path in walk(folder) if path.is_file() and not path.is_symlink()]
     for path in [*files, *(spill for spill in spills if spill.is_file())]:
-        found = path.stat()
+        found = status(path)
         inode = (found.st_dev, found.st_ino)
         names[inode] += 1
         sizes[inode] = (found.st_nlink, found.st_size)

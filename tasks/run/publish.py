@@ -7,9 +7,7 @@ hard links they become copies.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +19,10 @@ from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
 from tasks.run.identity import Identity
 from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
-from tasks.storage.atomic import TEMP_PREFIX, link_file, storage_errors, swap_symlink, write_file
+from tasks.storage.atomic import TEMP_PREFIX, link_file, swap_symlink, write_file
+from tasks.storage.flock import locked
+from tasks.storage.listing import walk
+from tasks.storage.names import link_target, remove
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,7 @@ def fill_run(
         link_file(output_dir / record.path, folder / name)
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))
     for name, target in symlinks.items():
-        link = folder / name
-        with storage_errors(link):
-            link.parent.mkdir(parents=True, exist_ok=True)
-        swap_symlink(link, target)
+        swap_symlink(folder / name, target)
     for name, content in documents.items():
         records.append(write_file(folder / name, content).record(folder))
     for name, content in notes.items():
@@ -185,26 +183,21 @@ def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) 
     """Make `latest` name this run; does nothing if it already does."""
     for name, target in {LATEST: f"{RUNS}/{run_hash}", **published}.items():
         link = output_dir / name
-        if not link.is_symlink() or os.fspath(link.readlink()) != target:
+        if link_target(link) != target:
             swap_symlink(link, target)
 
 
 @contextlib.contextmanager
 def publishing(output_dir: Path, run_hash: str) -> Iterator[None]:
     """Hold the run's publication lock; the kernel releases it if this process dies."""
-    path = output_dir / RUNS / f".{run_hash}.lock"
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(output_dir / RUNS / f".{run_hash}.lock"):
         yield
 
 
 def _remove_leftovers(folder: Path, wanted: set[str]) -> None:
     """Remove what an attempt that was killed half-way left in this run folder."""
-    for path in sorted(folder.rglob("*"), reverse=True):
+    for path in reversed(walk(folder)):
         name = path.relative_to(folder).as_posix()
         stale = name not in wanted and (path.is_symlink() or path.is_file())
         if stale or path.name.startswith(TEMP_PREFIX):
-            path.unlink(missing_ok=True)
+            remove(path)

@@ -15,9 +15,7 @@ format, over the one in `metadata`), and so are repeated ones (two parsers may p
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import re
 import stat
 from enum import StrEnum
@@ -30,6 +28,8 @@ from pydantic import ValidationError
 from schemas.errors import IntegrityError
 from schemas.run import RECEIPT_FORMAT, FileRecord, Receipt, Record
 from tasks.storage.atomic import storage_errors, write_file
+from tasks.storage.names import touch_folder
+from tasks.storage.reading import read_bytes, sha256_of_file, status
 
 SERIALIZER_TYPE = "gristmill-receipt"
 
@@ -175,7 +175,7 @@ def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
 def _verify_file(file: FileRecord, path: Path, level: Verify) -> None:
     with storage_errors(path, "read"):
         try:
-            found = path.stat()
+            found = status(path)
         except (FileNotFoundError, NotADirectoryError):
             found = None
         if found is None or not stat.S_ISREG(found.st_mode):
@@ -191,8 +191,7 @@ def _verify_file(file: FileRecord, path: Path, level: Verify) -> None:
                 where=str(path),
             )
         if level is Verify.SHA256:
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = sha256_of_file(path)
             if digest != file.sha256:
                 raise IntegrityError(
                     f"an output changed: expected sha256 {file.sha256}, found {digest}",
@@ -211,7 +210,7 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     path = record_path(output_dir, key)
     with storage_errors(path, "read"):
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
     receipt = parse_record(data)
@@ -220,7 +219,7 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     verify_files(receipt, output_dir, verify)
     # `prune` leaves alone what was used lately. A folder that cannot be written cannot be pruned either.
     with contextlib.suppress(OSError):
-        os.utime(path.parent.parent)
+        touch_folder(path.parent.parent)
     return receipt
 
 

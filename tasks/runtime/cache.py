@@ -32,6 +32,7 @@ from tasks.run.receipts import Verify, check_receipt, receipt_key, record_path
 from tasks.runtime.locks import FlockManager
 from tasks.runtime.serializer import ReceiptSerializer
 from tasks.storage.atomic import storage_errors
+from tasks.storage.names import remove
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,35 +69,23 @@ class ReceiptLock(FlockManager):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (str(self.root), self.verify.value))
 
-    def acquire_lock(
-        self,
-        key: str,
-        holder: str,
-        acquire_timeout: float | None = None,
-        hold_timeout: float | None = None,
-    ) -> bool:
-        """Take the lock, then remove a record that must not count.
+    def acquire_lock(self, key: str, holder: str, *limits: Any, **named_limits: Any) -> bool:
+        """Take the lock, within the limits of `FlockManager`, then remove a record that must not count.
 
         Raises:
             IntegrityError: code `bad_key`.
             StorageError: locking, reading the record or removing it failed.
         """
         record_path(self.root, key)
-        taken = super().acquire_lock(key, holder, acquire_timeout, hold_timeout)
+        taken = super().acquire_lock(key, holder, *limits, **named_limits)
         if taken:
             self._settle(key, holder)
         return taken
 
-    async def aacquire_lock(
-        self,
-        key: str,
-        holder: str,
-        acquire_timeout: float | None = None,
-        hold_timeout: float | None = None,
-    ) -> bool:
+    async def aacquire_lock(self, key: str, holder: str, *limits: Any, **named_limits: Any) -> bool:
         """`acquire_lock`, leaving the event loop free while it waits and reads."""
         record_path(self.root, key)
-        taken = await super().aacquire_lock(key, holder, acquire_timeout, hold_timeout)
+        taken = await super().aacquire_lock(key, holder, *limits, **named_limits)
         if taken:
             await asyncio.to_thread(self._settle, key, holder)
         return taken
@@ -122,7 +111,7 @@ def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
         _logger.warning("%s; doing %s again", error, key)
         path = record_path(output_dir, key)
         with storage_errors(path, "remove a bad record"):
-            path.unlink(missing_ok=True)
+            remove(path)
         return True
     return False
 

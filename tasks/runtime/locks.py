@@ -16,10 +16,6 @@ Prefect's own `FileSystemLockManager` marks a lock by the existence of a file an
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import fcntl
-import logging
 import os
 import threading
 import time
@@ -31,13 +27,10 @@ from typing import Any, Self
 from prefect.locking.protocol import LockManager
 
 from schemas.errors import IntegrityError
-from tasks.storage.atomic import storage_errors
+from tasks.storage.flock import is_locked, try_lock, unlock
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
-_NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -152,20 +145,7 @@ class FlockManager(LockManager):
         with _table:
             if path in _held:
                 return True
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            if error.errno not in _NO_FLOCK:
-                raise
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(path)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
         """Whether `holder` holds the lock, in this process."""
@@ -212,7 +192,7 @@ class FlockManager(LockManager):
         with _table:
             held = _held.get(path)
             if held is None:
-                descriptor = _lock_file(path)
+                descriptor = try_lock(path)
                 if descriptor is None:
                     return False
                 held = _held[path] = _Held(descriptor, holder, actor)
@@ -241,53 +221,12 @@ def _pauses(timeout: float | None) -> Iterator[float]:
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _lock_file(path: Path) -> int | None:
-    """Open and lock `path`; None when somebody else has the lock."""
-    with storage_errors(path, "lock"):
-        while True:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                continue
-            kept = False
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                kept = _same_file(descriptor, path)
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                if error.errno not in _NO_FLOCK:
-                    raise
-                _logger.warning(
-                    "%s: this file system has no locks (%s); runs that start together may do the same work",
-                    path.parent,
-                    error.strerror,
-                )
-                kept = True
-            finally:
-                if not kept:
-                    os.close(descriptor)
-            if kept:
-                return descriptor
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def _drop(path: Path, held: _Held) -> None:
     """Give a lock back; the caller holds the table."""
     if held.expiry is not None:
         held.expiry.cancel()
     del _held[path]
-    # Unlock before closing: a child forked by a library may still have the descriptor open.
-    with contextlib.suppress(OSError):
-        fcntl.flock(held.descriptor, fcntl.LOCK_UN)
-    os.close(held.descriptor)
+    unlock(held.descriptor)
 
 
 def _expire(path: Path, held: _Held, holder: str) -> None:

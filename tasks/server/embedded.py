@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tasks.server.launch import (
 )
 from tasks.server.processes import private_file
 from tasks.server.state import State
+from tasks.storage.flock import locked
 
 _STOP_S = 10.0
 
@@ -84,6 +84,5 @@ class EmbeddedServer:
 @contextlib.contextmanager
 def _making_the_database(state: State) -> Iterator[None]:
     """One embedded server starts at a time: two would both create the tables of a new database."""
-    with private_file(state.home / ".starting") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(state.home / ".starting", 0o600):
         yield

@@ -7,6 +7,7 @@ started; what it left behind, by a variable in its environment that every proces
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import psutil
 
 # In the environment of everything `up` starts, and so of everything below it: the state folder.
 MARK = "GRISTMILL_LOCAL_SERVER"
@@ -40,26 +43,27 @@ class Started:
 
 
 def started(pid: int) -> str | None:
-    """When a process started; `None` if it has ended, also when nobody has asked for its exit code yet."""
-    try:
-        # The name in parentheses may hold anything; the fields after it are state, parent, ..., start in ticks.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except FileNotFoundError:
-        return None if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
-    except (OSError, IndexError):
-        return None
-    return None if fields[0] in ("Z", "X") else f"{boot} {fields[19]}"
+    """When a process started; `None` if it has ended, also when nobody has asked for its exit code yet.
 
-
-def _started_elsewhere(pid: int) -> str | None:
-    import psutil
-
+    Counted from the start of the system, whose clock may be set meanwhile, and with the system's own name for that
+    start, where it has one: numbers are used again after it.
+    """
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        return f"{_boot()} {process.create_time() - psutil.boot_time():.2f}"
     except psutil.Error:
         return None
+
+
+@functools.cache
+def _boot() -> str:
+    """The system's name for its start; on Linux there is one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "-"
 
 
 def private_file(path: Path) -> BinaryIO:
@@ -97,8 +101,6 @@ _children: list[subprocess.Popen[bytes]] = []
 
 def marked(mark: str) -> list[Started]:
     """The running processes whose environment bears the mark."""
-    import psutil
-
     found = []
     for process in psutil.process_iter():
         try:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 from tasks.server.processes import Started, private_file
 from tasks.storage.atomic import storage_errors
+from tasks.storage.flock import locked
 
 STATE_VARIABLE = "GRISTMILL_STATE_DIR"
 
@@ -89,17 +89,8 @@ class State:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One `up` or `down` at a time; the others wait. The kernel drops the lock of a killed process."""
-        with storage_errors(self.folder, "lock the state folder"):
-            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError:
-                os.close(descriptor)
-                raise
-        try:
+        with locked(self.folder / ".lock", 0o600):
             yield
-        finally:
-            os.close(descriptor)
 
     def read(self) -> Record | None:
         """What `up` recorded; `None` if there is nothing, or nothing that can be read."""

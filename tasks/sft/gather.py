@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.plan import padded_length
 from tasks.sft.shards.bins import Bins
 from tasks.sft.spool import Spool
@@ -47,10 +48,10 @@ def gather(
     length = plan.item_length[items].astype(np.int64)
     start = plan.item_start[items]
     stored = padded_length(length, multiple)
-    ends = np.cumsum(stored)
+    offsets = lengths_to_offsets(stored)
     seq_offsets = plan.bin_offsets[first_bin : end_bin + 1] - low
-    token_offsets = np.concatenate((np.zeros(1, np.int64), ends))[seq_offsets]
-    begins = ends - stored
+    token_offsets = offsets[seq_offsets]
+    begins = offsets[:-1]
     seq_starts = begins - np.repeat(token_offsets[:-1], np.diff(seq_offsets))
 
     input_ids = np.full(int(stored.sum()), pad_id, np.int32)

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from schemas.run import Receipt, RowLedger
 from schemas.sft import Count, Overflow, PackConfig
+from tasks.packing.arrays import ranges, repeated
 from tasks.packing.bins import pack
 from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
 from tasks.run.rejects import REJECTS, RejectWriter
-from tasks.sft.splits import in_split, repeated
+from tasks.sft.splits import in_split
 from tasks.sft.spool import Spool, open_spools
 from tasks.storage.arrays import write_array
 
@@ -117,7 +118,7 @@ def _select(
 ) -> tuple[_Items, RowLedger, dict[str, int]]:
     """The sequences of this split after deduplication and the overflow rule, and where its rows went."""
     digests = np.concatenate([spool.row_digest for spool in spools])
-    duplicate = repeated(digests) if work.deduplicate else np.zeros(len(digests), dtype=bool)
+    duplicate = repeated(*digests.T) if work.deduplicate else np.zeros(len(digests), dtype=bool)
     chosen: list[_Items] = []
     counts: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
@@ -189,7 +190,7 @@ def _cut(
         return start, np.minimum(length, longest), row, over
     step = longest - 1
     chunks = np.where(over, -(-(length - 1) // step), 1)
-    within = np.arange(int(chunks.sum())) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+    within = ranges(0, chunks)
     chunk_start = np.repeat(start, chunks) + within * step
     chunk_length = np.minimum(np.repeat(length, chunks) - within * step, longest)
     return chunk_start, chunk_length, np.repeat(row, chunks), np.repeat(over, chunks)

@@ -40,19 +40,3 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
-
-
-def repeated(digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which rows equal an earlier row.
-
-    Args:
-        digests: uint64[n, 2], 128-bit digests.
-
-    >>> repeated(np.array([[1, 1], [2, 2], [1, 1]], np.uint64)).tolist()
-    [False, False, True]
-    """
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    ordered = digests[order]
-    again = np.zeros(len(digests), dtype=bool)
-    again[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
-    return again

@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.storage.arrays import read_array, write_array
 from tasks.storage.atomic import AtomicFile
+from tasks.storage.reading import file_bytes, map_file
 
 TOKENS = "tokens.i32"
 LOSS_MASK = "loss_mask.u8"
@@ -89,7 +91,7 @@ class SpoolWriter:
         self._stack.close()
         lengths = _concatenate(self._lengths, np.int64)
         arrays = {
-            "offsets": np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
+            "offsets": lengths_to_offsets(lengths),
             "seq_row": _concatenate(self._seq_rows, np.int32),
             "row_file": _concatenate([rows.file for rows in self._rows], np.int32),
             "row_number": _concatenate([rows.number for rows in self._rows], np.int64),
@@ -135,10 +137,9 @@ class Spool:
             )
 
     def _map(self, path: Path, dtype: str) -> NDArray[Any]:
-        with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                return np.zeros(0, dtype)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if file_bytes(path) == 0:
+            return np.zeros(0, dtype)
+        mapped = map_file(path)
         self._maps.append(mapped)
         return np.frombuffer(mapped, dtype=dtype)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from schemas.run import Receipt
 from schemas.sft import DatasetConfig, PackSftConfig
 from tasks.inputs.segments import Segment, cut, group, part_bytes_for
+from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
 from tasks.sft.plan import PlanWork
@@ -121,7 +122,7 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
     storage = config.storage.hash_fields()
     stage = DOMAIN.stage_key("write", plan=planned.stage, storage=storage)
     shards = int(planned.statistics["shards"])
-    batch = -(-shards // _MAX_WRITE_TASKS) or 1
+    batch = batch_size(shards, _MAX_WRITE_TASKS)
     return [
         WriteWork(
             output_dir=plan.work.output_dir,

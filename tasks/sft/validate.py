@@ -16,6 +16,7 @@ from tasks.sft.publish import PackedSplit
 from tasks.sft.shards.find import shard_format
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES
+from tasks.storage.reading import read_bytes
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
@@ -87,7 +88,7 @@ def _check_blend(folder: Path) -> list[Fault]:
     """Every path in blend.json leads to a shard, and every weight is above 0."""
     path = folder / BLEND
     try:
-        blend: dict[str, list[str]] = json.loads(path.read_bytes())
+        blend: dict[str, list[str]] = json.loads(read_bytes(path))
         named = [Path(name) for entries in blend.values() for name in entries[1::2]]
         weights = [float(weight) for entries in blend.values() for weight in entries[0::2]]
     except (OSError, ValueError, AttributeError, TypeError) as error:

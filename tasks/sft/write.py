@@ -11,6 +11,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from schemas.run import FileRecord, Receipt
 from schemas.sft import Count, PackConfig, StorageConfig, StorageFormat
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan, gather
@@ -18,7 +19,6 @@ from tasks.sft.plan import padded_length
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.writers import open_writer, shard_name
 from tasks.sft.spool import Spool, open_spools
-from tasks.storage.arrays import lengths_to_offsets
 
 # About 16 MB of tokens and mask a block: large enough to amortise Python, small enough to stay in memory.
 _BLOCK_TOKENS = 1 << 22

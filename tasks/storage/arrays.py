@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from schemas.run import FileRecord
 from tasks.storage.atomic import write_file
@@ -26,10 +26,7 @@ def read_array(path: Path) -> NDArray[Any]:
     return array
 
 
-def lengths_to_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
-    """int64[n + 1]: where each of n lists begins in their concatenation, and its end.
-
-    >>> lengths_to_offsets([2, 0, 3]).tolist()
-    [0, 2, 2, 5]
-    """
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+def map_array(file: BinaryIO, dtype: str, offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array that begins `offset` bytes into an open file, as a read-only memory map."""
+    array: NDArray[Any] = np.memmap(file, dtype, "r", offset, shape)
+    return array

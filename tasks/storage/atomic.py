@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, Self
 
 from schemas.errors import StorageError
 from schemas.run import FileRecord
+from tasks.storage.names import make_folder, remove
 
 TEMP_PREFIX = ".tmp-"
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
@@ -53,7 +53,7 @@ class AtomicFile:
         self._sha256 = hashlib.sha256()
         self._temporary = _temporary(path)
         with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             _remove_leftovers(path)
             self._file = self._temporary.open("wb")
 
@@ -95,6 +95,12 @@ class AtomicFile:
             self.discard()
             raise
 
+    def measure(self) -> None:
+        """Take size and digest from the temporary file, which another process wrote."""
+        with storage_errors(self.path, "read"), self._temporary.open("rb") as file:
+            self._sha256 = hashlib.file_digest(file, "sha256")
+            self.bytes = file.tell()
+
     def record(self, root: Path) -> FileRecord:
         """Size and digest of what was written, with the path relative to `root`."""
         relative = self.path.relative_to(root).as_posix()
@@ -134,13 +140,13 @@ class AtomicFolder:
         self._temporary = _temporary(path)
         self._files: dict[str, AtomicFile] = {}
         with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             _remove_leftovers(path)
-            _remove(self._temporary)
+            remove(self._temporary)
             self._temporary.mkdir()
 
-    def open(self, name: str) -> AtomicFile:
-        """A new file of the folder; to be committed before the folder."""
+    def new_file(self, name: str) -> AtomicFile:
+        """A file of the folder, to be written and committed before the folder."""
         self._files[name] = AtomicFile(self._temporary / name)
         return self._files[name]
 
@@ -152,12 +158,12 @@ class AtomicFolder:
         """Make the folder visible under its final name."""
         with storage_errors(self.path):
             old = self._temporary.with_name(f"{self._temporary.name}-old")
-            _remove(old)
+            remove(old)
             with contextlib.suppress(FileNotFoundError):
                 self.path.rename(old)
             self._temporary.rename(self.path)
             _sync_folder(self.path.parent)
-            _remove(old)
+            remove(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
         """Size and digest of every file, with paths relative to `root`, in the order they were opened."""
@@ -172,7 +178,7 @@ class AtomicFolder:
         for file in self._files.values():
             file.discard()
         with contextlib.suppress(OSError):
-            _remove(self._temporary)
+            remove(self._temporary)
 
 
 def write_file(path: Path, data: bytes) -> AtomicFile:
@@ -185,7 +191,7 @@ def write_file(path: Path, data: bytes) -> AtomicFile:
 def link_file(source: Path, target: Path) -> None:
     """Give `source` a second name: a hard link, or an atomic copy where links are impossible."""
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         temporary = _temporary(target)
         temporary.unlink(missing_ok=True)
         try:
@@ -199,8 +205,9 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def swap_symlink(link: Path, target: str) -> None:
-    """Point `link` at `target` in one step; readers see the old target or the new one."""
+    """Point `link` at `target` in one step; readers see the old target or the new one. Makes missing folders."""
     with storage_errors(link):
+        make_folder(link.parent)
         _remove_leftovers(link)
         temporary = _temporary(link)
         temporary.unlink(missing_ok=True)
@@ -232,15 +239,7 @@ def _remove_leftovers(path: Path) -> None:
     for leftover in path.parent.glob(f"{TEMP_PREFIX}{path.name}.{_HOST}.*"):
         pid = leftover.name.rpartition(".")[2].partition("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            _remove(leftover)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+            remove(leftover)
 
 
 def _alive(pid: int) -> bool:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.run import Receipt, RowLedger
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter
+from tasks.storage.parquet import open_parquet, parquet_faults
 from tasks.tokenizer.bpe import save_tokenizer, train_bpe
 
 _BATCH_ROWS = 1024
@@ -132,22 +132,17 @@ def _batches(work: TrainWork, rejects: RejectWriter | None = None) -> Iterator[t
 
 
 def _read(shard: Path) -> Iterator[pa.RecordBatch]:
-    try:
-        with pq.ParquetFile(shard) as file:
-            names = file.schema_arrow.names
-            if "text" not in names:
-                raise InputError(
-                    f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
-                    code="missing_column",
-                    where=str(shard),
-                )
-            columns = ["text", *(name for name in _LABELS if name in names)]
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                yield batch.select(columns)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"the shard cannot be read: {error}", code="bad_parquet", where=str(shard)
-        ) from error
+    with parquet_faults(str(shard)), open_parquet(shard) as file:
+        names = file.schema_arrow.names
+        if "text" not in names:
+            raise InputError(
+                f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                code="missing_column",
+                where=str(shard),
+            )
+        columns = ["text", *(name for name in _LABELS if name in names)]
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            yield batch.select(columns)
 
 
 def _by_label(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:

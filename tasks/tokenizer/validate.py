@@ -10,6 +10,7 @@ from schemas.run import Receipt, RunManifest
 from schemas.tokenizer import TOKENIZER
 from schemas.verdict import Fault, Verdict
 from tasks.run.layout import stage_folder
+from tasks.storage.reading import read_bytes
 
 _FILE = "tokenizer.json"
 
@@ -42,7 +43,7 @@ def validate_tokenizer(folder: Path, manifest: RunManifest, full: bool) -> Verdi
 
 def _check(path: Path, expected: int | None) -> Verdict:
     try:
-        description = json.loads(path.read_bytes())
+        description = json.loads(read_bytes(path))
         ids = {
             *description["model"]["vocab"].values(),
             *(token["id"] for token in description["added_tokens"]),

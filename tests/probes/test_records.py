@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError, StorageError, WorkError
 from schemas.probes import TEST, TRAIN, measurements_schema, record_schema
+from tasks.packing.arrays import stable_order
 from tasks.probes.records.decode import read_record
 from tasks.probes.records.encode import Block, block_of, cut_evenly, encode_records, measurements_bytes
 from tasks.probes.records.process import write_records
 from tasks.probes.records.writer import ShardWriter, count_records
-from tasks.probes.rows.sorting import cut_ranges, stable_order, time_order
+from tasks.probes.rows.sorting import cut_ranges, time_order
 from tasks.probes.scatter import refuse_collisions
 from tasks.probes.shards import Probes, SplitRule, cut_shards
 from tasks.probes.validate import validate_records

@@ -12,13 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.sft import PackConfig, SplitsConfig, StorageConfig
+from tasks.packing.arrays import repeated
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan, gather
 from tasks.sft.plan import PlanWork, longest_stored, plan_packs
 from tasks.sft.shards.parquet_writer import ParquetShardWriter
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.validate import validate_shard
-from tasks.sft.splits import in_split, repeated, unit_hash
+from tasks.sft.splits import in_split, unit_hash
 from tasks.sft.spool import Rows, Spool, SpoolWriter
 from tasks.sft.write import WriteWork, write_shards
 
@@ -195,8 +196,8 @@ def test_repeated_finds_exactly_the_later_ones() -> None:
     digests = rng.integers(0, 40, (500, 2), dtype=np.uint64)
     seen: set[tuple[int, ...]] = set()
     expected = [tuple(d) in seen or seen.add(tuple(d)) for d in digests.tolist()]  # type: ignore[func-returns-value]
-    assert repeated(digests).tolist() == [bool(again) for again in expected]
-    assert repeated(digests[:0]).tolist() == []
+    assert repeated(*digests.T).tolist() == [bool(again) for again in expected]
+    assert repeated(*digests[:0].T).tolist() == []
 
 
 def test_shards_hold_the_bins_in_order(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from sft.shard_files import COLUMNS, Row, random_rows, rows_of
 
 from schemas.errors import WorkError
 from schemas.sft import Count, StorageConfig, StorageFormat
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import BinWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.find import find_shards, open_shard
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.writers import open_writer, shard_name
-from tasks.storage.arrays import lengths_to_offsets
 
 METADATA = ShardMetadata(1, 4096, Count.RUNTIME, "ab" * 32, 128_000)
 

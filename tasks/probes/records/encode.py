@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.probes import measurements_schema, record_schema
+from tasks.packing.arrays import ranges
 from tasks.probes.records.frames import Frame, padded
 from tasks.probes.rows.addresses import src_id
 from tasks.probes.rows.sorting import cut_ranges
@@ -159,7 +160,7 @@ def _cut(block: Block, max_bytes: int) -> _Cuts:
         edges += [start + edge for edge in inner]
         num_parts.append(len(inner))
     counts = np.array(num_parts)
-    parts = np.arange(len(edges)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts = ranges(0, counts)
     return _Cuts(np.array([*edges, starts[-1]]), np.repeat(probes, counts), parts, np.repeat(counts, counts))
 
 

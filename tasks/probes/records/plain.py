@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.probes import measurements_schema
+from tasks.packing.arrays import ranges
 from tasks.probes.records.encode import (
     HEAD_WORDS,
     MIDDLE_WORDS,
@@ -79,7 +80,7 @@ class PlainRows(Sequence[dict[str, Any]]):
         starts, lengths = ends[at], ends[at + 1] - ends[at]
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        octets = np.repeat(self.dst_at[rows] + starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        octets = ranges(self.dst_at[rows] + starts, lengths)
         dst = pa.StringArray.from_buffers(len(rows), pa.py_buffer(offsets), pa.py_buffer(self.data[octets]))
         times = self.data.view("<i8")[self.times_at[rows] + positions]
         return times, dst, self.data.view("<f4")[self.rtts_at[rows] + positions]
@@ -134,8 +135,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
 
 def _ends_are_good(ends: NDArray[np.int32], at: Ints, rows: Ints, dst_bytes: Ints) -> bool:
     """Whether the ends of the destinations start at 0, never fall, and stop at the end of their bytes."""
-    before = np.cumsum(rows) - rows
-    places = np.repeat(at - before, rows) + np.arange(int(rows.sum()))
+    places = ranges(at, rows)
     return bool(
         (ends[at] == 0).all()
         and (ends[at + rows] == dst_bytes).all()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import importlib
 import os
 import subprocess
@@ -116,9 +115,7 @@ class ShardWriter(AtomicFile):
                     code="totals",
                     where=str(self.path),
                 )
-            with self._temporary.open("rb") as file:
-                self._sha256 = hashlib.file_digest(file, "sha256")
-                self.bytes = file.tell()
+            self.measure()
         except BaseException:
             self.discard()
             raise

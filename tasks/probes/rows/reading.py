@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from schemas.errors import InputError
 from schemas.probes import END_TIME_S, INPUT_COLUMNS
+from tasks.storage.parquet import open_parquet, parquet_faults
 
 RUN_ROWS = 1 << 18
-_BUFFER_BYTES = 1 << 20
 _ADDRESS = pa.dictionary(pa.int32(), pa.string())
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
 
@@ -113,36 +111,18 @@ def _run(batches: list[pa.RecordBatch], spans: list[Span]) -> Run:
 
 
 def _batches(piece: Piece, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    try:
-        with (
-            open(piece.path, "rb") as source,  # noqa: PTH123 - `path` is a string
-            pq.ParquetFile(
-                source,
-                read_dictionary=["src_addr", "dst_addr"],
-                buffer_size=_BUFFER_BYTES,
-                pre_buffer=False,
-                # In nanoseconds, the default, far times of this old type would wrap around.
-                coerce_int96_timestamp_unit="us",
-                page_checksum_verification=True,
-            ) as file,
-        ):
-            groups = list(range(piece.first_group, piece.end_group))
-            seen = 0
-            for batch in file.iter_batches(
-                batch_rows, row_groups=groups, columns=list(INPUT_COLUMNS), use_threads=False
-            ):
-                seen += batch.num_rows
-                # In one order, whatever the file's.
-                yield batch.select(list(INPUT_COLUMNS))
-            if seen != piece.rows:
-                raise pa.ArrowInvalid(f"{piece.rows - seen} rows of the footer are not in the pages")
-    except (OSError, pa.ArrowException) as error:
-        code = "unreadable" if isinstance(error, OSError) and error.errno is not None else "bad_parquet"
-        raise InputError(
-            f"the Parquet file cannot be read to its end: {error}; fetch or write it again",
-            code=code,
-            where=piece.name,
-        ) from error
+    # In nanoseconds, the default, far times of the old int96 type would wrap around.
+    options = {"read_dictionary": ["src_addr", "dst_addr"], "coerce_int96_timestamp_unit": "us"}
+    groups = list(range(piece.first_group, piece.end_group))
+    columns = list(INPUT_COLUMNS)
+    with parquet_faults(piece.name), open_parquet(piece.path, **options) as file:
+        seen = 0
+        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns, use_threads=False):
+            seen += batch.num_rows
+            # In one order, whatever the file's.
+            yield batch.select(columns)
+        if seen != piece.rows:
+            raise pa.ArrowInvalid(f"{piece.rows - seen} rows of the footer are not in the pages")
 
 
 def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:

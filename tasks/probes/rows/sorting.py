@@ -1,8 +1,4 @@
-"""Stable sorting of rows by small integers, in 16-bit radix passes; and cutting what is sorted into ranges.
-
-NumPy sorts 16-bit keys by radix, 2**20 of them in 30 ms; wider keys it compares, which takes three times as long in
-random order.
-"""
+"""Bringing grouped rows into time order, and cutting what is sorted into ranges."""
 
 from __future__ import annotations
 
@@ -11,26 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-_DIGIT = 1 << 16
-
-
-def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
-    """The order that sorts `keys`, equal ones in their given order.
-
-    Args:
-        keys: non-negative integers below `num_keys`.
-
-    >>> stable_order(np.array([2, 0, 2, 1]), 3).tolist()
-    [1, 3, 0, 2]
-    """
-    order = np.argsort((keys & (_DIGIT - 1)).astype(np.uint16), kind="stable")
-    shift = 16
-    while num_keys > 1 << shift:
-        digit = ((keys[order] >> shift) & (_DIGIT - 1)).astype(np.uint16)
-        order = order[np.argsort(digit, kind="stable")]
-        shift += 16
-    return order
 
 
 def time_order(groups: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.packing.arrays import owners
 from tasks.packing.bins import Packing, pack
 
 Crops = dict[str, NDArray[np.int32]]
@@ -74,7 +75,7 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
     packing = Packing(np.arange(len(bins) + 1), bins) if isinstance(bins, np.ndarray) else bins
     items, num_crops = packing.bin_items, packing.num_bins
     sizes = np.minimum(np.diff(contexts.offsets), crop_size)[items]
-    crop = np.repeat(np.arange(num_crops), np.diff(packing.bin_offsets))
+    crop = owners(np.diff(packing.bin_offsets))
     ends = np.cumsum(sizes)
     used_before = np.concatenate((np.zeros(1, np.int64), ends))[packing.bin_offsets[:-1]]
     begins = ends - sizes - used_before[crop] + crop * crop_size

@@ -31,6 +31,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
+from tasks.packing.arrays import lengths_to_offsets, owners
 from tasks.probes.records.plain import PlainRows
 from tasks.probes.training.crops import Contexts, Crops, lay_out, pack_contexts
 from tasks.probes.training.tokens import BLOCK_ORDERS, AddressTable, Measurements, encode, parse_addresses
@@ -126,7 +127,7 @@ class ProbeRowSampler:
         """
         target = self.target
         contexts_of_row = self.num_contexts(num_measurements)
-        rows = np.repeat(np.arange(len(num_measurements)), contexts_of_row)
+        rows = owners(contexts_of_row)
         uniform = self._uniform(contexts_of_row, streams, 4 + 4 * target)
         sizes = num_measurements[rows]
         chosen, counts = _windows(sizes, target, uniform[:, 0], uniform[:, 1], uniform[:, 4 : 4 + target])
@@ -140,7 +141,7 @@ class ProbeRowSampler:
         return Drawn(
             rows,
             modes,
-            np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+            lengths_to_offsets(counts),
             np.take_along_axis(chosen, order, axis=1)[used],
             timed[used],
             blocks[used].astype(np.int64),

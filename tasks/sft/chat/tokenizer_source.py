@@ -12,6 +12,8 @@ from pathlib import Path
 from schemas.errors import ConfigError, MissingExtraError
 from schemas.sft import TokenizerConfig
 from tasks.inputs.texts import template_source
+from tasks.storage.listing import entries
+from tasks.storage.reading import read_bytes
 
 # The files transformers reads a tokenizer from; a model folder also holds gigabytes that do not matter here.
 _TOKENIZER_FILES = (
@@ -55,7 +57,7 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     if not folder.is_dir():
         folder = _from_hub(config)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    files += sorted(folder.glob("additional_chat_templates/*.jinja"))
+    files += entries(folder / "additional_chat_templates", "*.jinja")
     if not any(file.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for file in files):
         raise ConfigError(
             f"the folder holds no tokenizer; expected tokenizer.json in {folder}",
@@ -65,7 +67,7 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     digest = hashlib.sha256()
     for file in files:
         try:
-            content = file.read_bytes()
+            content = read_bytes(file)
         except OSError as error:
             raise ConfigError(
                 f"cannot read {file}: {error.strerror}", code="bad_tokenizer", where="tokenizer.path"

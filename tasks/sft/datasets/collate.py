@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
+from tasks.storage.reading import read_bytes
 
 Item = Mapping[str, Any]
 _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqlen")
@@ -44,7 +45,7 @@ class StaticShape:
             ConfigError: it is missing or no list of such entries.
         """
         try:
-            entries = json.loads(path.read_bytes())
+            entries = json.loads(read_bytes(path))
             values = {name: [int(entry[name]) for entry in entries] for name in _METADATA_KEYS}
             return cls(
                 max(values["max_samples_per_bin"]),

@@ -25,6 +25,7 @@ from tasks.sft.datasets.packed import (
     locate,
 )
 from tasks.sft.shards.find import run_at, shard_format
+from tasks.storage.reading import read_bytes
 
 _CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
     StorageFormat.PARQUET: PackedParquetDataset,
@@ -103,7 +104,7 @@ def _entries(run: Path, split: str) -> list[tuple[float, Path]]:
     """Weight and shard of each entry of a run's blend."""
     path = run / BLEND
     try:
-        blend = json.loads(path.read_bytes())
+        blend = json.loads(read_bytes(path))
         named = blend.get(split)
         entries = [
             (float(weight), _shard(run, name)) for weight, name in zip(named[0::2], named[1::2], strict=True)

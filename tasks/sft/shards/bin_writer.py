@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bins import Bins
-from tasks.storage.arrays import lengths_to_offsets
 
 
 class BinWriter(ABC):

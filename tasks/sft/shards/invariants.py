@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.sft import Count
+from tasks.packing.arrays import owners
 
 Finding = tuple[str, NDArray[np.int64], str]
 
@@ -113,7 +114,7 @@ def _check_ids(bins: RawBins, limits: Limits) -> Iterator[Finding]:
 def _untidy_ends(bins: RawBins, sound: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Rows with a sequence whose last mask entry is not 0, among structurally sound rows."""
     per_bin = np.diff(bins.starts_offsets)
-    row = np.repeat(np.arange(len(per_bin)), per_bin)
+    row = owners(per_bin)
     use = sound[row]
     row, starts = row[use], bins.starts[use]
     ends = bins.ids_offsets[row + 1].copy()

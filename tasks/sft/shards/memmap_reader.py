@@ -13,10 +13,12 @@ from pydantic import ValidationError
 
 from schemas.sft import StorageFormat
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
-from tasks.storage.arrays import lengths_to_offsets
+from tasks.storage.arrays import map_array
 from tasks.storage.npy_header import read_npy_header
+from tasks.storage.reading import open_binary, read_bytes
 
 _MAX_MANIFEST = 1 << 20
 
@@ -38,8 +40,7 @@ class MemmapShard(Opened):
     def manifest(self) -> MemmapManifest:
         path = self.path / MEMMAP_MANIFEST
         try:
-            with path.open("rb") as file:
-                return MemmapManifest.model_validate_json(file.read(_MAX_MANIFEST))
+            return MemmapManifest.model_validate_json(read_bytes(path, _MAX_MANIFEST))
         except OSError as error:
             detail = f"the folder's {MEMMAP_MANIFEST} cannot be read: {error.strerror}"
             raise BadShardError.of(self.path, ("readable", detail)) from error
@@ -135,7 +136,7 @@ class _MismatchError(ValueError):
 
 
 def _map(path: Path, dtype: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         header = read_npy_header(file)
         size = file.seek(0, 2)
         wanted = tuple(
@@ -151,8 +152,7 @@ def _map(path: Path, dtype: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
             raise ValueError(f"{size:,} bytes, its header asks for {expected:,}")
         if not items:
             return np.empty(header.shape, dtype)
-        array: NDArray[Any] = np.memmap(file, dtype, "r", header.offset, header.shape)
-        return array
+        return map_array(file, dtype, header.offset, header.shape)
 
 
 def _without_padding(rows: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:

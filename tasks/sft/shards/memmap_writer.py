@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from schemas.errors import WorkError
 from schemas.run import FileRecord
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.shard import ShardMetadata
-from tasks.storage.arrays import lengths_to_offsets
 from tasks.storage.atomic import AtomicFile, AtomicFolder
 
 # Rows are padded in a buffer of about 1 MB of ids, which stays in the cache until it is hashed and written.
@@ -63,7 +63,7 @@ class MemmapShardWriter(CountedWriter):
 
     def _array(self, name: str, shape: tuple[int, ...]) -> AtomicFile:
         """A new array file, its header written."""
-        file = self._folder.open(f"{name}.npy")
+        file = self._folder.new_file(f"{name}.npy")
         dtype = self._manifest.arrays()[name][0]
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -113,7 +113,7 @@ class MemmapShardWriter(CountedWriter):
             self._files[name].write(values)
         for file in self._files.values():
             file.commit()
-        with self._folder.open(MEMMAP_MANIFEST) as manifest:
+        with self._folder.new_file(MEMMAP_MANIFEST) as manifest:
             manifest.write(self._manifest.model_dump_json(indent=2).encode() + b"\n")
         self._folder.commit()
         return self._manifest.model_dump()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.sft import StorageFormat
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.npy_pickle import (
     DamagedPickleError,
@@ -25,8 +26,8 @@ from tasks.sft.shards.npy_pickle import (
     index_pickle,
 )
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
-from tasks.storage.arrays import lengths_to_offsets
 from tasks.storage.npy_header import read_npy_header
+from tasks.storage.reading import map_file, open_binary
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
 # Begins what comes after the pickle in files made here.
@@ -47,8 +48,7 @@ class NpyShard(Opened):
     @cached_property
     def _data(self) -> mmap.mmap:
         try:
-            with self.path.open("rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return map_file(self.path)
         except (OSError, ValueError) as error:
             raise self._unreadable(str(error)) from error
 
@@ -56,7 +56,7 @@ class NpyShard(Opened):
     def _index(self) -> tuple[list[tuple[IntList, IntList, IntList]], int]:
         """The lists of every row, and where the pickle ends."""
         try:
-            with self.path.open("rb") as file:
+            with open_binary(self.path) as file:
                 header = read_npy_header(file)
             if header.descr not in ("|O", "O"):
                 raise BadShardError.of(

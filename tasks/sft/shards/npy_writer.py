@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
+from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.npy_reader import COLUMNS, TRAILER
 from tasks.sft.shards.shard import ShardMetadata
-from tasks.storage.arrays import lengths_to_offsets
 from tasks.storage.atomic import AtomicFile
 
 _BLOCK_BINS = 64

@@ -16,6 +16,7 @@ from schemas.sft import StorageFormat
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.parquet_writer import PACKED_FIELDS
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
+from tasks.storage.parquet import parquet_file
 
 
 class ParquetShard(Opened):
@@ -29,7 +30,8 @@ class ParquetShard(Opened):
     @cached_property
     def _file(self) -> pq.ParquetFile:
         try:
-            file = pq.ParquetFile(self._source())
+            # A whole column chunk at a time: row groups are small, and bins are asked for group by group.
+            file = parquet_file(self._source(), buffer_size=0)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
         faults = list(_schema_faults(file.schema_arrow))

@@ -1,0 +1,51 @@
+"""How large a part of the work is: a function of the inputs, never of the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def part_size(total: int, smallest: int, most_parts: int) -> int:
+    """The smallest `smallest * 2**k` of which `most_parts` hold `total`; bytes or rows.
+
+    A power of two, so that inputs that grow a little keep their parts and their cached results.
+
+    >>> [part_size(total, smallest=4, most_parts=100) for total in (0, 400, 401, 3000)]
+    [4, 4, 8, 32]
+    """
+    size = smallest
+    while size * most_parts < total:
+        size *= 2
+    return size
+
+
+def batch_size(items: int, most_batches: int) -> int:
+    """How many items to put into each of at most `most_batches` batches; at least 1.
+
+    >>> [batch_size(items, most_batches=64) for items in (0, 64, 65)]
+    [1, 1, 2]
+    """
+    return -(-items // most_batches) or 1
+
+
+def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> list[tuple[Item, ...]]:
+    """Consecutive items, joined as long as their sizes stay within `most`; a larger item is alone.
+
+    Two neighbouring groups together exceed `most`, so there are fewer than `2 * total / most + 1` groups however many
+    items there are.
+
+    >>> grouped([3, 3, 9, 1, 1], int, 6)
+    [(3, 3), (9,), (1, 1)]
+    """
+    groups: list[list[Item]] = []
+    room = -1
+    for item in items:
+        if not groups or size(item) > room:
+            groups.append([])
+            room = most
+        groups[-1].append(item)
+        room -= size(item)
+    return [tuple(group) for group in groups]

@@ -1,0 +1,84 @@
+"""Small array kernels that several rooms need: offsets, ranges, stable order, repeated rows. Pure NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_DIGIT = 1 << 16
+
+
+def lengths_to_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Where each of n lists begins in their concatenation, and its end: int64[n + 1].
+
+    >>> lengths_to_offsets([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+
+
+def owners(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """The list that each item of n concatenated lists is in: int64[sum of lengths].
+
+    >>> owners(np.array([2, 0, 3])).tolist()
+    [0, 0, 2, 2, 2]
+    """
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def ranges(starts: NDArray[Any] | int, lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """`start, start + 1, …` for each pair of `start` and `length`, one after the other: int64[sum of lengths].
+
+    Args:
+        starts: int64[n], or one for all.
+        lengths: int64[n].
+
+    >>> ranges(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
+    [10, 11, 30, 31, 32]
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
+    """The order that sorts `keys`, equal ones in their given order.
+
+    In 16-bit passes: NumPy sorts 16-bit keys by radix, 2**20 of them in 30 ms; wider keys it compares, which takes
+    three times as long in random order.
+
+    Args:
+        keys: non-negative integers below `num_keys`.
+
+    >>> stable_order(np.array([2, 0, 2, 1]), 3).tolist()
+    [1, 3, 0, 2]
+    """
+    # A conversion keeps the lower 16 bits.
+    order = np.argsort(keys.astype(np.uint16, copy=False), kind="stable")
+    shift = 16
+    while num_keys > 1 << shift:
+        digit = ((keys[order] >> shift) & (_DIGIT - 1)).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
+        shift += 16
+    return order
+
+
+def repeated(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows equal an earlier one in all columns: bool[n].
+
+    Args:
+        columns: each an array of n integers.
+
+    >>> repeated(np.array([1, 1, 2, 1]), np.array([7, 8, 7, 7])).tolist()
+    [False, False, False, True]
+    """
+    # Stable, so the first in the given order stays.
+    order = np.lexsort(columns)
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for column in columns:
+        ordered = column[order]
+        same &= ordered[1:] == ordered[:-1]
+    found = np.zeros(len(order), dtype=bool)
+    found[order[1:]] = same
+    return found

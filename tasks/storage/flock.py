@@ -1,0 +1,125 @@
+"""Locks of the kernel on files (`flock`): they die with the process that holds them, however it ends.
+
+A lock belongs to the open file, so it is a descriptor here. Lock files stay when a lock is given back: removing one
+while somebody waits for it would let two holders in. Where somebody does remove it, a lock taken on a file that is no
+longer at its path is given back and taken anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.storage.atomic import storage_errors
+from tasks.storage.names import make_folder
+
+_NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+_logger = logging.getLogger(__name__)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file, made with its folders if missing; `None` if somebody else has the lock.
+
+    On a file system without locks it counts as taken, with a warning.
+
+    Returns:
+        The descriptor, for `unlock`.
+
+    Raises:
+        StorageError: the file cannot be made or locked.
+    """
+    with storage_errors(path, "lock"):
+        try:
+            return _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB, 0o666, without_locks=True)
+        except BlockingIOError:
+            return None
+
+
+@contextlib.contextmanager
+def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
+    """Hold the lock of a file, made with its folders if missing; wait for whoever has it.
+
+    Args:
+        mode: who may open a lock file that is made here.
+
+    Raises:
+        StorageError: the file cannot be made or locked.
+    """
+    with storage_errors(path, "lock"):
+        descriptor = _lock(path, fcntl.LOCK_EX, mode)
+    try:
+        yield
+    finally:
+        unlock(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether anybody holds the lock. Looking takes a shared lock for an instant."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def unlock(descriptor: int) -> None:
+    """Give a lock back."""
+    # Unlock before closing: a child forked by a library may still have the descriptor open.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _lock(path: Path, how: int, mode: int, without_locks: bool = False) -> int:
+    """Open and lock a file.
+
+    Args:
+        without_locks: go on where the file system has none.
+    """
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        except FileNotFoundError:
+            make_folder(path.parent)
+            continue
+        kept = False
+        try:
+            fcntl.flock(descriptor, how)
+            kept = _same_file(descriptor, path)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK or not without_locks:
+                raise
+            _logger.warning(
+                "%s: this file system has no locks (%s); runs that start together may do the same work",
+                path.parent,
+                error.strerror,
+            )
+            kept = True
+        finally:
+            if not kept:
+                os.close(descriptor)
+        if kept:
+            return descriptor
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    """Whether the locked file is still the one at its path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,96 @@
+"""What a place for bytes can do, whatever it is: a local disk, an object store, a web server.
+
+`Store` is the reading side: open, look at, list. It is all that readers ask of a place, and small enough that any
+fsspec file system has it (`tasks.storage.remote`). Writing is local (`tasks.storage.atomic`); a back end that writes
+remotely adds its conditional puts beside these methods, under their own protocol.
+
+Paths are text with `/`, in the form that the store itself uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What lies under a path.
+
+    Attributes:
+        path: with the folder it was listed in.
+        is_folder: a folder, or a link to one; otherwise a file, or a link that may lead nowhere.
+    """
+
+    path: str
+    is_folder: bool
+
+    @property
+    def name(self) -> str:
+        """The last part of the path.
+
+        >>> Entry("a/b/", True).name
+        'b'
+        """
+        return self.path.rstrip("/").rpartition("/")[2]
+
+
+class Store(Protocol):
+    """A place to read from. Every method raises `OSError` where a local disk would."""
+
+    def open(self, path: str) -> BinaryIO:
+        """A file for reading, which can seek."""
+        ...
+
+    def head(self, path: str) -> Entry | None:
+        """What lies under a path; `None` if nothing does."""
+        ...
+
+    def list(self, folder: str) -> list[Entry]:
+        """The files and folders right below a folder, in no order; neither pipes nor devices."""
+        ...
+
+    def identity(self, folder: str) -> Hashable:
+        """Equal for two paths that lead to one folder, so that a walk enters it once."""
+        ...
+
+
+class LocalStore:
+    """The local disk, and whatever is mounted."""
+
+    def open(self, path: str) -> BinaryIO:
+        """See `Store`."""
+        return open(path, "rb")  # noqa: PTH123 - `path` is a string
+
+    def head(self, path: str) -> Entry | None:
+        """See `Store`."""
+        if not os.path.lexists(path):
+            return None
+        return Entry(path, os.path.isdir(path))  # noqa: PTH112 - `path` is a string
+
+    def list(self, folder: str) -> list[Entry]:
+        """See `Store`."""
+        with os.scandir(folder) as listing:
+            return [
+                Entry(entry.path, _is(entry.is_dir))
+                for entry in listing
+                if entry.is_symlink() or entry.is_file() or entry.is_dir()
+            ]
+
+    def identity(self, folder: str) -> Hashable:
+        """See `Store`."""
+        found = os.stat(folder)  # noqa: PTH116 - `folder` is a string
+        return found.st_dev, found.st_ino
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    """Whether a name is of a kind; a link that leads in a circle is of none."""
+    try:
+        return kind()
+    except OSError:
+        return False
+
+
+LOCAL = LocalStore()
