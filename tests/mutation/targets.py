@@ -1,0 +1,65 @@
+"""What is mutated, which tests must notice, and which faults nobody can notice.
+
+Tests stand in the order they run in: the quick ones first, since one failure is enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """Files that make one thing, and the tests of it."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+TARGETS = {
+    "masks": Target(
+        ("tasks/sft/chat/masks.py",), ("tests/sft/test_mask_spans.py", "tests/sft/test_masks.py")
+    ),
+    "packing": Target(
+        ("tasks/packing/bins.py", "tasks/packing/histogram.py", "tasks/packing/next_fit.py"),
+        ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+    ),
+    "planning": Target(
+        ("tasks/sft/plan.py", "tasks/probes/shards.py", "tasks/corpus/cut.py"),
+        ("tests/corpus/test_cut.py", "tests/probes/test_shards.py", "tests/sft/test_plan.py"),
+    ),
+    "selection": Target(
+        ("tasks/corpus/selection/cutoff.py", "tasks/corpus/selection/md5.py"),
+        ("tests/corpus/test_md5.py", "tests/corpus/test_selection.py"),
+    ),
+    "tokens": Target(("tasks/probes/training/tokens.py",), ("tests/probes/test_tokens.py",)),
+    "receipts": Target(("tasks/run/receipts.py",), ("tests/run/test_receipts.py",)),
+    "publish": Target(("tasks/run/publish.py",), ("tests/run/test_publish.py",)),
+    "locks": Target(
+        ("tasks/runtime/locks.py",), ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py")
+    ),
+    "ledger": Target(
+        ("schemas/run.py", "tasks/run/drift.py"), ("tests/schemas/test_run.py", "tests/run/test_drift.py")
+    ),
+}
+
+# File -> (line, the line with the fault) -> why no test can tell them apart; `*`: any fault of that line.
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "tasks/probes/training/tokens.py": {
+        ("_ADDRESS_CACHE = 2**17", "*"): "how many addresses are remembered changes only the speed",
+        (
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 0))",
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 1))",
+        ): "an unknown head is refused before its number of bytes is used",
+        (
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 0))",
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, -1))",
+        ): "an unknown head is refused before its number of bytes is used",
+    },
+    "tasks/run/receipts.py": {
+        ("fault = error.errors(include_url=False)[0]", "fault = error.errors()[0]"): "the url is not printed",
+        (
+            "fault = error.errors(include_url=False)[0]",
+            "fault = error.errors(include_url=True)[0]",
+        ): "the url is not printed",
+    },
+}
