@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="how many run at once (default 2)")
     options = parser.parse_args()
     chosen = {options.module: TARGETS[options.module]} if options.module else TARGETS
-    rows, survivors = [], []
+    table, survivors = [], []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [_copy(Path(folder) / str(number)) for number in range(options.processes)]
         for name, target in chosen.items():
@@ -52,28 +52,18 @@ def main() -> int:
             faults = [fault for fault in faults if options.match in f"{fault[0]}: {fault[1].before}"]
             if 0 < options.sample < len(faults):
                 faults = random.Random(options.seed).sample(faults, options.sample)
-            outcomes = _try_all(name, target, faults, copies)
-            alive = [fault for fault, outcome in zip(faults, outcomes, strict=True) if outcome == "survived"]
-            survivors += [(name, *fault) for fault in alive]
-            rows.append(
-                (
-                    name,
-                    len(faults),
-                    outcomes.count("killed"),
-                    outcomes.count("timeout"),
-                    len(alive),
-                    equivalent,
-                )
-            )
+            ends = _try_all(name, target, faults, copies)
+            survivors += [
+                (name, *fault) for fault, end in zip(faults, ends, strict=True) if end == "survived"
+            ]
+            table.append((name, len(ends), ends.count("timeout"), ends.count("survived"), equivalent))
     for name, path, mutant in survivors:
         print(f"\nsurvived in {name}: {path}:{mutant.line}\n- {mutant.before}\n+ {mutant.after}")
-    print(
-        f"\n{'module':10} {'tried':>6} {'killed':>7} {'timed out':>10} {'survived':>9} {'%':>6} {'equivalent':>11}"
-    )
-    for name, tried, killed, late, alive_, equivalent in rows:
-        share = (killed + late) / max(tried, 1)
-        print(f"{name:10} {tried:6} {killed + late:7} {late:10} {alive_:9} {share:6.1%} {equivalent:11}")
-    return int(any(killed + late < ENOUGH * tried for _, tried, killed, late, _, _ in rows))
+    print("\nmodule      tried  killed  of these by time  survived       %  equivalent")
+    for name, tried, late, alive, equivalent in table:
+        share = (tried - alive) / max(tried, 1)
+        print(f"{name:10} {tried:6} {tried - alive:7} {late:17} {alive:9} {share:7.1%} {equivalent:11}")
+    return int(any(tried - alive < ENOUGH * tried for _, tried, _, alive, _ in table))
 
 
 def _faults(target: Target) -> tuple[list[tuple[str, Mutant]], int]:

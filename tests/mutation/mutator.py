@@ -154,6 +154,9 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
 def _calls(node: ast.Call) -> Iterator[ast.expr]:
     """Another function of the same form, or one keyword less."""
     match node.func:
+        # `int` of an integer is the same as `round` of it.
+        case ast.Name(id="int") if not isinstance(node.args[0], ast.BinOp):
+            pass
         case ast.Name(id=name) if name in _CALLED:
             yield ast.Call(ast.Name(_CALLED[name]), node.args, node.keywords)
         case ast.Attribute(value=value, attr=name) if name in _CALLED:

@@ -110,6 +110,12 @@ def test_the_largest_bin_is_allowed() -> None:
         pack([], 2**24 + 1, seed=0)
 
 
+@pytest.mark.parametrize(("lengths", "place"), [([1, -1], 1), ([8, 9], 1), ([-1, 9], 0), ([0, 8, 10], 2)])
+def test_the_first_length_out_of_bounds_is_named(lengths: list[int], place: int) -> None:
+    with pytest.raises(ValueError, match=rf"lengths\[{place}\] is {lengths[place]}; allowed are 0\.\.8: "):
+        pack(lengths, 8, seed=0)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_lower_bound_is_martello_and_toths(seed: int) -> None:
     """L2 as it is defined: for each threshold, what no bin of a longer item can take."""
@@ -253,6 +259,9 @@ def test_next_fit_is_that_of_a_loop(num: int, size: int, longest: int, dtype: ty
         ([5] * 48, 5, list(range(49))),
         # 49 items leave one over.
         ([5] * 49, 5, list(range(49))),
+        # 40 bins are not yet worth five lanes of eight items, 48 are worth six.
+        ([5] * 40 + [0], 5, [*range(40), 41]),
+        ([5] * 48 + [0], 5, list(range(49))),
     ],
 )
 def test_runs_of_next_fit(lengths: list[int], size: int, bounds: list[int]) -> None:
