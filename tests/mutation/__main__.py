@@ -102,6 +102,7 @@ def _try_all(name: str, target: Target, faults: list[tuple[str, Mutant]], copies
     if _run_tests(copies[0], target, 600) != "survived":
         raise SystemExit(f"the tests of {name} fail without any fault: {' '.join(target.tests)}")
     timeout = 30 + 5 * (time.monotonic() - started)
+    whole = {path: (copies[0] / path).read_text() for path in target.sources}
     free: queue.Queue[Path] = queue.Queue()
     for copy in copies:
         free.put(copy)
@@ -113,7 +114,7 @@ def _try_all(name: str, target: Target, faults: list[tuple[str, Mutant]], copies
         try:
             _write(copy / path, mutant.source)
             outcome = _run_tests(copy, target, timeout)
-            _write(copy / path, (ROOT / path).read_text())
+            _write(copy / path, whole[path])
         finally:
             free.put(copy)
         print(f"{name} {next(done)}/{len(faults)} {outcome}: {mutant.after}", file=sys.stderr, flush=True)

@@ -44,6 +44,22 @@ TARGETS = {
 
 # File -> (line, the line with the fault) -> why no test can tell them apart; `*`: any fault of that line.
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "tasks/sft/chat/masks.py": {
+        (
+            "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]",
+            "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if (start <= stop)]",
+        ): "an empty span gives no piece",
+        (
+            "turn = [want and start <= i < end for i, want in enumerate(wanted[:end])]",
+            "turn = [want and (start < i < end) for i, want in enumerate(wanted[:end])]",
+        ): "a turn starts with a user message, which is never wanted",
+    },
+    "tasks/packing/histogram.py": {
+        (
+            "small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)",
+            "small_tokens = tokens[half] - np.where((a >= 0), tokens[a - 1], 0)",
+        ): "threshold 0 then gives 0, and threshold 1 what threshold 0 gave: no item is shorter, none of 0 counts",
+    },
     "tasks/probes/training/tokens.py": {
         ("_ADDRESS_CACHE = 2**17", "*"): "how many addresses are remembered changes only the speed",
         (

@@ -336,6 +336,12 @@ def test_blocks_of_several_messages(messages: list[dict[str, Any]], train_on: st
     assert trained(TWO_BLOCKS, messages, train_on) == [expected]
 
 
+def test_where_no_block_stands_before_nothing_has_to_agree() -> None:
+    counts_first = "{{ messages | length }}" + TWO_BLOCKS
+    messages = [answer("", train=False), user(), answer("B")]
+    assert trained(counts_first, messages) == ["3a:;u:q;a:[B];"]
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "expected"),
     [
