@@ -98,6 +98,8 @@ def _copy(folder: Path) -> Path:
 
 
 def _try_all(name: str, target: Target, faults: list[tuple[str, Mutant]], copies: list[Path]) -> list[str]:
+    if not faults:
+        return []
     started = time.monotonic()
     if _run_tests(copies[0], target, 600) != "survived":
         raise SystemExit(f"the tests of {name} fail without any fault: {' '.join(target.tests)}")

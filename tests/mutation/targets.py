@@ -42,6 +42,9 @@ TARGETS = {
     ),
 }
 
+_WHEN = "when probes are merged bounds the memory; they are merged once more in the end"
+_MERGE = "merged, held, rows = _merge([*merged.to_batches(), *held]), [], 0"
+
 # File -> (line, the line with the fault) -> why no test can tell them apart; `*`: any fault of that line.
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "tasks/sft/chat/masks.py": {
@@ -53,6 +56,26 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "turn = [want and start <= i < end for i, want in enumerate(wanted[:end])]",
             "turn = [want and (start < i < end) for i, want in enumerate(wanted[:end])]",
         ): "a turn starts with a user message, which is never wanted",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=1)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-2)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-0)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+    },
+    "tasks/probes/shards.py": {
+        ("_HELD_PROBES = 1 << 18", "*"): _WHEN,
+        ("rows = 0", "*"): _WHEN,
+        ("rows += table.num_rows", "*"): _WHEN,
+        ("if rows > max(_HELD_PROBES, merged.num_rows):", "*"): _WHEN,
+        (_MERGE, _MERGE.replace(", 0", ", -1")): _WHEN,
+        (_MERGE, _MERGE.replace(", 0", ", 1")): _WHEN,
     },
     "tasks/packing/histogram.py": {
         (
