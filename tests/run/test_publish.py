@@ -13,14 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from schemas.corpus import SampleCorpusConfig
 from schemas.errors import InputError, StorageError
-from schemas.run import FileRecord, InputRecord, RowLedger, RunManifest
+from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
+from tasks.inputs.files import InputFile
+from tasks.run.contract import Domain
+from tasks.run.identity import Identity, Source
 from tasks.run.publish import (
+    Contents,
     Publication,
     commit_run,
     fill_run,
     json_document,
+    part_stages,
     point_latest,
+    publication_of,
     publish_run,
     publishing,
 )
@@ -252,3 +259,47 @@ def test_pointers_are_moved_only_where_they_lead_elsewhere(root: Path) -> None:
 
 def test_documents_are_indented_for_people() -> None:
     assert json_document({"a": [1], "b": "ü"}) == b'{\n  "a": [\n    1\n  ],\n  "b": "\\u00fc"\n}\n'
+
+
+def test_the_lineage_names_every_part() -> None:
+    receipts = [Receipt(task="pack", stage=stage, part=9) for stage in ("x", "y")]
+    assert part_stages("pack", iter(receipts)) == {"pack/000000": "x", "pack/000001": "y"}
+    assert part_stages("pack", receipts[1:], "train/web") == {"pack/train/web/000000": "y"}
+    assert part_stages("pack", []) == {}
+
+
+def test_what_a_domain_publishes_and_what_every_run_says() -> None:
+    config = SampleCorpusConfig.parse(
+        {
+            "output_dir": "/out",
+            "datasets": {"web": {"name": "Web", "source": "/in", "buckets": {"4": {"count": 1}}}},
+        }
+    )
+    file = InputFile(Path("/in/4/a.parquet"), "a.parquet", 5)
+    source = Source("web", "datasets.web", (file,), ("d" * 64,))
+    contents = Contents(
+        links={"data": record("stages/x/1", b"1")},
+        ledger=RowLedger(rows_in=1, rows_used=1),
+        statistics={"n": 1},
+        stages={"pack": "x"},
+        symlinks={"splits": "data"},
+        documents={"d.json": b"{}"},
+    )
+    domain = Domain("a-flow", 3, {"d.json": "latest/d.json"})
+    identity = Identity(run_hash=RUN, sources=(source,), seen={"/in/4/a.parquet": [1, 2, 3]})
+    assert publication_of(domain, config, identity, contents) == Publication(
+        flow="a-flow",
+        published={"d.json": "latest/d.json"},
+        output_dir="/out",
+        run_hash=RUN,
+        links=contents.links,
+        ledger=contents.ledger,
+        statistics={"n": 1},
+        stages={"pack": "x"},
+        config=config.model_dump_json(indent=2),
+        inputs=(InputRecord(source="web", path="a.parquet", bytes=5, digest="sha256:" + "d" * 64),),
+        seen={"/in/4/a.parquet": [1, 2, 3]},
+        symlinks={"splits": "data"},
+        documents={"d.json": b"{}"},
+        report=None,
+    )
