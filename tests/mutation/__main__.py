@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 from mutator import Mutant, mutants
-from targets import EQUIVALENT, TARGETS, Target
+from targets import EQUIVALENT, TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 ENOUGH = 0.9
@@ -66,10 +67,10 @@ def main() -> int:
     return int(any(tried - alive < ENOUGH * tried for _, tried, _, alive, _ in table))
 
 
-def _faults(target: Target) -> tuple[list[tuple[str, Mutant]], int]:
-    """The faults of a target's sources, and how many more are known to change nothing."""
+def _faults(paths: Iterable[str]) -> tuple[list[tuple[str, Mutant]], int]:
+    """The faults of these files, and how many more are known to change nothing."""
     found, skipped = [], 0
-    for path in target.sources:
+    for path in paths:
         known = EQUIVALENT.get(path, {})
         used = set()
         for mutant in mutants((ROOT / path).read_text()):
@@ -97,14 +98,17 @@ def _copy(folder: Path) -> Path:
     return folder
 
 
-def _try_all(name: str, target: Target, faults: list[tuple[str, Mutant]], copies: list[Path]) -> list[str]:
-    if not faults:
-        return []
-    started = time.monotonic()
-    if _run_tests(copies[0], target, 600) != "survived":
-        raise SystemExit(f"the tests of {name} fail without any fault: {' '.join(target.tests)}")
-    timeout = 30 + 5 * (time.monotonic() - started)
-    whole = {path: (copies[0] / path).read_text() for path in target.sources}
+def _try_all(
+    name: str, tests: dict[str, tuple[str, ...]], faults: list[tuple[str, Mutant]], copies: list[Path]
+) -> list[str]:
+    """How the tests end with each fault: `killed`, `timeout` or `survived`."""
+    whole, timeouts = {}, {}
+    for path in {path for path, _ in faults}:
+        whole[path] = (copies[0] / path).read_text()
+        started = time.monotonic()
+        if _run_tests(copies[0], (path, *tests[path]), 600) != "survived":
+            raise SystemExit(f"these tests fail without any fault: {path} {' '.join(tests[path])}")
+        timeouts[path] = 30 + 5 * (time.monotonic() - started)
     free: queue.Queue[Path] = queue.Queue()
     for copy in copies:
         free.put(copy)
@@ -115,7 +119,7 @@ def _try_all(name: str, target: Target, faults: list[tuple[str, Mutant]], copies
         copy = free.get()
         try:
             _write(copy / path, mutant.source)
-            outcome = _run_tests(copy, target, timeout)
+            outcome = _run_tests(copy, (path, *tests[path]), timeouts[path])
             _write(copy / path, whole[path])
         finally:
             free.put(copy)
@@ -132,8 +136,8 @@ def _write(path: Path, source: str) -> None:
     os.utime(path, (moment, moment))
 
 
-def _run_tests(copy: Path, target: Target, timeout: float) -> str:
-    """`survived` if all tests pass, `killed` if one fails, `timeout`."""
+def _run_tests(copy: Path, files: tuple[str, ...], timeout: float) -> str:
+    """The tests of these files, and the examples in them; the first failure ends the run."""
     command = [
         sys.executable,
         "-m",
@@ -146,7 +150,7 @@ def _run_tests(copy: Path, target: Target, timeout: float) -> str:
         f"{copy}.tmp",
     ]
     process = subprocess.Popen(
-        [*command, *target.sources, *target.tests],
+        [*command, *files],
         cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -5,41 +5,31 @@ Tests stand in the order they run in: the quick ones first, since one failure is
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Target(NamedTuple):
-    """Files that make one thing, and the tests of it."""
-
-    sources: tuple[str, ...]
-    tests: tuple[str, ...]
-
-
-TARGETS = {
-    "masks": Target(
-        ("tasks/sft/chat/masks.py",), ("tests/sft/test_mask_spans.py", "tests/sft/test_masks.py")
-    ),
-    "packing": Target(
-        ("tasks/packing/bins.py", "tasks/packing/histogram.py", "tasks/packing/next_fit.py"),
-        ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
-    ),
-    "planning": Target(
-        ("tasks/sft/plan.py", "tasks/probes/shards.py", "tasks/corpus/cut.py"),
-        ("tests/corpus/test_cut.py", "tests/probes/test_shards.py", "tests/sft/test_plan.py"),
-    ),
-    "selection": Target(
-        ("tasks/corpus/selection/cutoff.py", "tasks/corpus/selection/md5.py"),
-        ("tests/corpus/test_md5.py", "tests/corpus/test_selection.py"),
-    ),
-    "tokens": Target(("tasks/probes/training/tokens.py",), ("tests/probes/test_tokens.py",)),
-    "receipts": Target(("tasks/run/receipts.py",), ("tests/run/test_receipts.py",)),
-    "publish": Target(("tasks/run/publish.py",), ("tests/run/test_publish.py",)),
-    "locks": Target(
-        ("tasks/runtime/locks.py",), ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py")
-    ),
-    "ledger": Target(
-        ("schemas/run.py", "tasks/run/drift.py"), ("tests/schemas/test_run.py", "tests/run/test_drift.py")
-    ),
+# Module -> file -> its tests.
+TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "masks": {"tasks/sft/chat/masks.py": ("tests/sft/test_mask_spans.py", "tests/sft/test_masks.py")},
+    "packing": {
+        "tasks/packing/bins.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+        "tasks/packing/histogram.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+        "tasks/packing/next_fit.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+    },
+    "planning": {
+        "tasks/sft/plan.py": ("tests/sft/test_plan.py",),
+        "tasks/probes/shards.py": ("tests/probes/test_shards.py",),
+        "tasks/corpus/cut.py": ("tests/corpus/test_cut.py",),
+    },
+    "selection": {
+        "tasks/corpus/selection/cutoff.py": ("tests/corpus/test_cutoff.py", "tests/corpus/test_selection.py"),
+        "tasks/corpus/selection/md5.py": ("tests/corpus/test_md5.py",),
+    },
+    "tokens": {"tasks/probes/training/tokens.py": ("tests/probes/test_tokens.py",)},
+    "receipts": {"tasks/run/receipts.py": ("tests/run/test_receipts.py",)},
+    "publish": {"tasks/run/publish.py": ("tests/run/test_publish.py",)},
+    "locks": {"tasks/runtime/locks.py": ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py")},
+    "ledger": {
+        "schemas/run.py": ("tests/schemas/test_run.py",),
+        "tasks/run/drift.py": ("tests/run/test_drift.py",),
+    },
 }
 
 _WHEN = "when probes are merged bounds the memory; they are merged once more in the end"
