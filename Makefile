@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup demo test golden browser check lint types bench lock clean
+.PHONY: setup demo test golden browser check lint types bench mutants lock clean
 
 setup: $(READY)
 
@@ -45,6 +45,12 @@ check: lint types test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Are there tests that notice? Small faults go into the kernels, one at a time, in a copy of the checkout, and their
+# tests run: about an hour for all. `make mutants MODULE=masks` for one, SAMPLE=0 for every fault (default 40 a module).
+SAMPLE ?= 40
+mutants: $(READY)
+	$(BIN)/python tests/mutation --sample $(SAMPLE) $(if $(MODULE),--module $(MODULE))
 
 # Needs `uv` on the PATH.
 lock:

@@ -31,3 +31,19 @@ def test_bytes_that_are_no_text() -> None:
     broken = pa.StringArray.from_buffers(2, values.buffers()[1], values.buffers()[2])
     for _ in range(2):
         assert families(broken).tolist() == [0, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("address", "seed", "value"),
+    [
+        (b"192.0.2.1", 42, 0xA5190E6253296237),
+        (b"192.0.2.1", 43, 0x92D053398FA2120C),
+        (b"192.0.2.1", -1, 0xD32B8EDE4C149FB1),
+        (b"2001:db8::1", 42, 0x1117C2B4E2860570),
+        (b"", 0, 0x7918D71C34B82635),
+    ],
+)
+def test_the_hash_of_a_probe_stays_as_it_is(address: bytes, seed: int, value: int) -> None:
+    """It orders the records of published shards and says which probes are train: another needs another format."""
+    assert probe_hash(address, seed) == value
+    assert probe_hashes(pa.array([address.decode()]), seed).tolist() == [value]

@@ -10,7 +10,7 @@ import pytest
 from schemas.alarms import PackAlarms, RejectAlarms, RowAlarms
 from schemas.errors import IntegrityError
 from schemas.run import RowLedger, RunManifest
-from tasks.run.drift import check_drift, compare, fill_share, last_published
+from tasks.run.drift import Drift, Measure, check_drift, compare, fill_share, last_published
 from tasks.run.layout import MANIFEST, run_folder
 from tasks.storage.atomic import swap_symlink, write_file
 
@@ -62,6 +62,9 @@ BOUNDS = PackAlarms(max_row_change=0.5, max_reject_increase=0.02, max_fill_drop=
         (ledger(100), ledger(100), (0.98, 0.95), ["fill of the bins"]),
         (ledger(100), ledger(100), (0.5, 0.98), []),
         (ledger(100), ledger(100), (None, None), []),
+        # A fill that only one of them has is not compared.
+        (ledger(100), ledger(100), (0.98, None), []),
+        (ledger(100), ledger(100), (None, 0.5), []),
         # Nothing before: no change to speak of.
         (ledger(0), ledger(100), (None, None), []),
     ],
@@ -81,6 +84,51 @@ def test_what_is_out_of_bounds(
     assert (error.code, error.exit_code) == ("drift", 3)
     assert all(name in error.message for name in exceeded)
     assert "\n" not in str(error) and "--set alarms=null" in error.message
+
+
+@pytest.mark.parametrize(
+    ("change", "bound", "exceeded"),
+    [
+        (0.25, 0.25, False),
+        # A millionth is what binary fractions may cost, and no more.
+        (0.2500005, 0.25, False),
+        (0.2500009, 0.25, False),
+        (0.2500011, 0.25, True),
+        (0.250002, 0.25, True),
+        (0.0, 0.0, False),
+        (0.0000011, 0.0, True),
+        (-1.0, 0.0, False),
+        (9.0, None, False),
+        (None, 0.0, False),
+        (None, None, False),
+    ],
+)
+def test_a_bound_holds_to_a_millionth(change: float | None, bound: float | None, exceeded: bool) -> None:
+    assert Measure("rows in", 1, 2, False, change, bound, "max_row_change").exceeded is exceeded
+
+
+def test_every_measure_of_both_runs() -> None:
+    drift = compare(manifest(ledger(200, 50), 0.75), ledger(100, 10), statistics(0.5), BOUNDS)
+
+    assert drift == Drift(
+        "0" * 16,
+        (
+            Measure("rows in", 200, 100, False, 0.5, 0.5, "max_row_change"),
+            Measure("rows used", 150, 90, False, 0.4, 0.5, "max_row_change"),
+            Measure("rejected share", 0.25, 0.1, True, -0.15, 0.02, "max_reject_increase"),
+            Measure("fill of the bins", 0.75, 0.5, True, 0.25, 0.02, "max_fill_drop"),
+        ),
+    )
+    no_rows = compare(manifest(ledger(0)), ledger(0), {}, None)
+    assert no_rows.measures == (
+        Measure("rows in", 0, 0, False, None, None, "max_row_change"),
+        Measure("rows used", 0, 0, False, None, None, "max_row_change"),
+        Measure("rejected share", 0, 0, True, 0, None, "max_reject_increase"),
+    )
+
+
+def test_a_first_run_has_nothing_to_drift_from() -> None:
+    check_drift(None)
 
 
 def test_the_message_says_what_changed_by_how_much_and_what_is_allowed() -> None:

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.errors import IntegrityError
+from schemas.errors import IntegrityError, StorageError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.run.receipts import (
     Verify,
@@ -258,3 +260,159 @@ def test_import_is_cheap() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"prefect", "numpy", "pyarrow", "duckdb"} & set(loaded)
+
+
+def test_a_record_keeps_its_bytes() -> None:
+    """What is on people's disks: other bytes are read by no version that is out."""
+    receipt = receipt_of("stages/x/a.bin", part=7, statistics={"bins": 2})
+    assert format_record(receipt) == (
+        b'{"metadata":{"storage_key":"stages/0123456789abcdef/receipts/pack-000007.json","expiration":null,'
+        b'"serializer":{"type":"gristmill-receipt"},"storage_block_id":null},"result":"'
+        b'{\\"format\\":1,\\"task\\":\\"pack\\",\\"stage\\":\\"0123456789abcdef\\",\\"part\\":7,\\"files\\":['
+        b'{\\"path\\":\\"stages/x/a.bin\\",\\"bytes\\":10,\\"sha256\\":'
+        b'\\"84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882\\"}],\\"ledger\\":null,'
+        b'\\"statistics\\":{\\"bins\\":2}}"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(0, "pack-000000.json"), (999_999, "pack-999999.json"), (10**6, "pack-1000000.json")],
+)
+def test_keys_of_parts(part: int, name: str) -> None:
+    assert receipt_key("x", "pack", part) == f"stages/x/receipts/{name}"
+    assert record_path(Path("/out"), receipt_key("x", "pack", part)) == Path(f"/out/stages/x/receipts/{name}")
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("stages/x/receipts/pack-12345.json", "stages/x/receipts/pack-12345.json"),
+        ("stages/x/receipts/pack-000000.jsonx", "allowed: stages/{stage}/receipts/{task}-{part:06d}.json"),
+        ("x/stages/x/receipts/pack-000000.json", "names of letters, digits"),
+        ("stages/.x/receipts/pack-000000.json", "'stages/.x/receipts/pack-000000.json'"),
+    ],
+)
+def test_what_is_wrong_with_a_key_is_told(tmp_path: Path, key: str, says: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        check_receipt(tmp_path, key, Verify.OFF)
+    assert caught.value.code == "bad_key"
+    assert says in caught.value.message
+
+
+def put(root: Path, key: str, data: bytes) -> Path:
+    path = root / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("changed", [{"stage": "f" * 16}, {"task": "plan"}, {"part": 4}])
+def test_a_receipt_of_other_work_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"stage": STAGE, "task": "pack", "part": 3}
+    put(tmp_path, KEY, format_record(receipt_of(**changed)))
+    with pytest.raises(IntegrityError) as caught:
+        check_receipt(tmp_path, KEY, Verify.OFF)
+    fields |= changed
+    assert caught.value.code == "foreign_record"
+    told = f"{fields['task']!r} part {fields['part']}, stage {fields['stage']!r}"
+    assert told in caught.value.message
+
+
+def test_a_receipt_that_is_used_keeps_its_stage_from_being_pruned(tmp_path: Path) -> None:
+    put(tmp_path, KEY, format_record(receipt_of("a")))
+    stage = tmp_path / "stages" / STAGE
+    os.utime(stage, (1_000_000, 1_000_000))
+    # One that does not hold keeps nothing.
+    with pytest.raises(IntegrityError):
+        check_receipt(tmp_path, KEY, Verify.SIZE)
+    assert stage.stat().st_mtime == 1_000_000
+    assert check_receipt(tmp_path, KEY, Verify.OFF) == receipt_of("a")
+    assert abs(stage.stat().st_mtime - time.time()) < 60
+
+
+def test_a_file_where_a_folder_should_be_holds_no_receipt(tmp_path: Path) -> None:
+    (tmp_path / "stages").write_bytes(b"in the way")
+    assert check_receipt(tmp_path, KEY, Verify.OFF) is None
+    with pytest.raises(IntegrityError) as caught:
+        verify_files(receipt_of("stages/x/a.bin"), tmp_path, Verify.SIZE)
+    assert caught.value.code == "missing_output"
+    assert "expected 10 bytes, found no file" in caught.value.message
+
+
+def test_what_cannot_be_read_is_an_error_and_no_miss(tmp_path: Path) -> None:
+    (tmp_path / KEY).mkdir(parents=True)
+    with pytest.raises(StorageError) as caught:
+        check_receipt(tmp_path, KEY, Verify.OFF)
+    assert caught.value.where == str(tmp_path / KEY)
+    assert caught.value.message.startswith("cannot read: ")
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(StorageError) as caught:
+        verify_files(receipt_of("loop"), tmp_path, Verify.SIZE)
+    assert caught.value.where == str(loop)
+    assert caught.value.message.startswith("cannot read: ")
+
+
+def test_every_file_of_a_receipt_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    receipt = receipt_of("a", "b")
+    with pytest.raises(IntegrityError) as caught:
+        verify_files(receipt, tmp_path, Verify.SIZE)
+    assert caught.value.where == str(tmp_path / "b")
+    (tmp_path / "b").symlink_to("a")
+    verify_files(receipt, tmp_path, Verify.SHA256)
+    (tmp_path / "a").write_bytes(b"X" + DATA[1:])
+    verify_files(receipt, tmp_path, Verify.SIZE)
+    with pytest.raises(IntegrityError) as caught:
+        verify_files(receipt, tmp_path, Verify.SHA256)
+    found = hashlib.sha256(b"X" + DATA[1:]).hexdigest()
+    expected = hashlib.sha256(DATA).hexdigest()
+    assert f"expected sha256 {expected}, found {found}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", ": Expecting value: line 1 column 1 (char 0)"),
+        (b'{"result":"x"}', ": metadata: Field required"),
+        (_edited(metadata={"more": 1}), ": metadata.more: Extra inputs are not permitted"),
+        (_edited(result="[]"), ": Input should be an object"),
+        (
+            _edited(result=encode_receipt(FULL).decode().replace('"format":1', '"format":2')),
+            "format 2, this version reads 1",
+        ),
+        (
+            _edited(result=encode_receipt(FULL).decode().replace('"rows_in":3', '"rows_in":4')),
+            ": 4 rows in, 3 accounted for",
+        ),
+        (
+            format_record(FULL).replace(b'"result":', b'"result":"x","result":'),
+            ": a key is repeated",
+        ),
+    ],
+)
+def test_a_foreign_record_says_what_is_wrong_with_it(data: bytes, says: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        parse_record(data)
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_statistics_that_json_would_change_name_the_work() -> None:
+    with pytest.raises(IntegrityError, match="the receipt of 'pack' part 3 does not survive JSON"):
+        encode_receipt(receipt_of(statistics={"value": (1, 2)}))
+
+
+def test_what_prefect_may_add_to_a_record_is_accepted() -> None:
+    """Its version and the block it was stored by; both say nothing about the receipt."""
+    for added in (
+        {"prefect_version": "3.8.8"},
+        {"storage_block_id": "00000000-0000-0000-0000-000000000001"},
+        {"storage_key": "elsewhere"},
+        {"storage_key": None},
+    ):
+        assert parse_record(_edited(metadata=added)) == FULL
+    record = json.loads(format_record(FULL))
+    del record["metadata"]["storage_key"], record["metadata"]["expiration"]
+    assert parse_record(json.dumps(record).encode()) == FULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.run import RowLedger
 from schemas.sft import PackConfig, SplitsConfig, StorageConfig
 from tasks.packing.arrays import repeated
 from tasks.run.layout import stage_folder
@@ -272,3 +274,218 @@ def test_a_failed_shard_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), ParquetShardWriter(path, StorageConfig(), ShardMetadata()):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def told(root: Path, plan_work: PlanWork) -> list[tuple[str, int, str, str]]:
+    """The rejected rows of a plan."""
+    path = stage_folder(root, plan_work.stage) / "rejects.parquet"
+    return [(r["source_file"], r["row"], r["reason"], r["detail"]) for r in pq.read_table(path).to_pylist()]
+
+
+def test_the_plan_draws_from_the_seed_in_its_stage(tmp_path: Path) -> None:
+    """Stored shards and their keys rest on these values: another order needs another format version."""
+    first = spool(tmp_path, "a" * 16, [[sequence(n, 100 * n)] for n in (5, 4, 6, 3, 7, 2, 8, 9, 3, 5, 2, 4)])
+
+    def plan(stage: str, order: str = "shuffled") -> tuple[list[int], list[int]]:
+        plan_work = replace(work(tmp_path, first, size=10, order=order), stage=stage)
+        plan_packs(plan_work)
+        found = PackPlan(stage_folder(tmp_path, stage))
+        return found.bin_items.tolist(), found.bin_offsets.tolist()
+
+    assert plan("00000000000000ff") == (
+        [1, 6, 3, 2, 8, 0, 4, 5, 7, 10, 11, 9],
+        [0, 2, 5, 7, 10, 12],
+    )
+    assert plan("00000000000000ff", "decreasing") == (
+        [2, 10, 9, 0, 4, 3, 7, 6, 1, 11, 5, 8],
+        [0, 3, 5, 7, 9, 12],
+    )
+    assert plan("00000000000000fe") == (
+        [4, 11, 5, 9, 10, 0, 7, 8, 1, 3, 2, 6],
+        [0, 3, 6, 8, 11, 12],
+    )
+
+
+def test_statistics_and_files_of_a_plan(tmp_path: Path) -> None:
+    # Runtime lengths 4, 3, 8 and 5, padded to multiples of 4: 4, 4, 8 and 8, stored 5, 5, 9 and 9.
+    rows = [[sequence(5, 100)], [sequence(4, 200), sequence(9, 300)], [sequence(6, 400)]]
+    plan = replace(
+        work(tmp_path, spool(tmp_path, "a" * 16, rows), size=8, pad_to_multiple=4), shard_tokens=10
+    )
+    receipt = plan_packs(plan)
+    assert receipt.statistics == {
+        "bins": 3,
+        "shards": 2,
+        "sequences": 4,
+        "tokens": 28,
+        "padding_tokens": 4,
+        "shard_bins": [0, 2, 3],
+        "max_samples_per_bin": 2,
+        "dataset_max_seqlen": 8,
+        "min_packed_seqlen": 8,
+        "packing_factor": 1.3333,
+        "packing_efficiency": 100.0,
+        "pack_size": 8,
+        "sequences_truncated": 0,
+        "sequences_dropped": 0,
+        "sequences_split": 0,
+    }
+    folder = stage_folder(tmp_path, plan.stage)
+    arrays = {path.stem: np.load(path) for path in folder.glob("*.npy")}
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        "item_spool": "int32",
+        "item_start": "int64",
+        "item_length": "int32",
+        "bin_offsets": "int64",
+        "bin_items": "int64",
+        "shard_bins": "int64",
+    }
+    assert arrays["item_start"].tolist() == [0, 5, 9, 18]
+    assert arrays["item_length"].tolist() == [5, 4, 9, 6]
+    assert {record.path for record in receipt.files} == {f"stages/{plan.stage}/{name}.npy" for name in arrays}
+    assert (receipt.task, receipt.stage, receipt.part) == ("plan", plan.stage, 0)
+
+
+def test_a_split_without_rows_has_no_bins(tmp_path: Path) -> None:
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[sequence(5, 100)]]), low=0.0, high=0.0, size=8)
+    receipt = plan_packs(plan)
+    assert receipt.ledger == RowLedger()
+    assert receipt.statistics == {
+        "bins": 0,
+        "shards": 0,
+        "sequences": 0,
+        "tokens": 0,
+        "padding_tokens": 0,
+        "shard_bins": [0],
+        "max_samples_per_bin": 0,
+        "dataset_max_seqlen": 0,
+        "min_packed_seqlen": 0,
+        "packing_factor": 0.0,
+        "packing_efficiency": 0.0,
+        "pack_size": 8,
+        "sequences_truncated": 0,
+        "sequences_dropped": 0,
+        "sequences_split": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "count", "statistics"),
+    [
+        # Runtime lengths 7, 5, 3: the 7 and the 3 share a bin of 10.
+        ((8, 6, 4), 10, "runtime", {"bins": 2, "min_packed_seqlen": 5, "packing_efficiency": 75.0}),
+        # Stored, 8 and 4 do not share one, 6 and 4 do.
+        ((8, 6, 4), 10, "stored", {"bins": 2, "min_packed_seqlen": 7, "packing_efficiency": 75.0}),
+        ((8, 6, 4), 15, "runtime", {"bins": 1, "max_samples_per_bin": 3, "packing_factor": 3.0}),
+        ((8, 6, 4), 7, "runtime", {"bins": 3, "max_samples_per_bin": 1, "packing_efficiency": 71.4286}),
+    ],
+)
+def test_what_fills_a_bin(
+    tmp_path: Path, lengths: tuple[int, ...], size: int, count: str, statistics: dict[str, Any]
+) -> None:
+    rows = [[sequence(length, 100)] for length in lengths]
+    receipt = plan_packs(
+        work(tmp_path, spool(tmp_path, "a" * 16, rows), size=size, count=count, order="decreasing")
+    )
+    assert {name: receipt.statistics[name] for name in statistics} == statistics
+    assert receipt.statistics["dataset_max_seqlen"] == 7
+
+
+@pytest.mark.parametrize(
+    ("shard_tokens", "shard_bins"),
+    [
+        (1, [0, 1, 2, 3, 4]),
+        (11, [0, 1, 2, 3, 4]),
+        # The bin that brings a shard to its tokens, or beyond them, is its last.
+        (12, [0, 2, 4]),
+        (22, [0, 2, 4]),
+        (23, [0, 3, 4]),
+        (44, [0, 4]),
+        (45, [0, 4]),
+    ],
+)
+def test_the_bin_that_fills_a_shard_closes_it(
+    tmp_path: Path, shard_tokens: int, shard_bins: list[int]
+) -> None:
+    stage = spool(tmp_path, "a" * 16, [[sequence(11, 100)]] * 4)
+    receipt = plan_packs(replace(work(tmp_path, stage, size=10), shard_tokens=shard_tokens))
+    assert receipt.statistics["shard_bins"] == shard_bins
+    assert receipt.statistics["shards"] == len(shard_bins) - 1
+
+
+def test_every_lost_row_is_named_with_its_file(tmp_path: Path) -> None:
+    first = spool(tmp_path, "a" * 16, [[sequence(5, 10)], [sequence(30, 20)]])
+    second = spool(
+        tmp_path, "b" * 16, [[sequence(30, 30), sequence(31, 30)], [sequence(5, 40), sequence(30, 40)]]
+    )
+    plan = replace(work(tmp_path, first, second, size=10, overflow="drop"), source_files=(("one",), ("two",)))
+    receipt = plan_packs(plan)
+    assert told(tmp_path, plan) == [
+        ("one", 1, "over_long", "pack.size is 10"),
+        ("two", 0, "over_long", "pack.size is 10"),
+    ]
+    # The last row keeps one of its sequences, so it is used.
+    assert receipt.ledger == RowLedger(rows_in=4, rows_used=2, rejected={"over_long": 2})
+    assert receipt.statistics["sequences_dropped"] == 4
+    assert receipt.statistics["sequences"] == 2
+    assert [record.path for record in receipt.files][-1] == f"stages/{plan.stage}/rejects.parquet"
+
+
+def test_a_row_is_counted_in_the_split_it_falls_into(tmp_path: Path) -> None:
+    digests = [7, 7, 8, 9, 9]
+    first = spool(tmp_path, "a" * 16, [[sequence(5, 10 * n)] for n in range(5)], digests=digests)
+    second = spool(tmp_path, "b" * 16, [[sequence(30, 100)], [sequence(5, 110)]], digests=[5, 8])
+    share = unit_hash(np.array([7, 8, 9, 5], np.uint64), 1)
+    edges = [0.0, *sorted(share.tolist()), 1.0]
+    ledgers = []
+    for low, high in pairwise(edges):
+        plan = work(tmp_path, first, second, low=low, high=high, size=10, overflow="drop", deduplicate=True)
+        ledgers.append(plan_packs(plan).ledger)
+    # Each group's share is the first of its interval; below the smallest there is nothing.
+    expected = {
+        7: RowLedger(rows_in=2, rows_used=1, duplicates=1),
+        8: RowLedger(rows_in=2, rows_used=1, duplicates=1),
+        9: RowLedger(rows_in=2, rows_used=1, duplicates=1),
+        5: RowLedger(rows_in=1, rejected={"over_long": 1}),
+    }
+    groups = [7, 8, 9, 5]
+    assert ledgers == [RowLedger(), *(expected[groups[place]] for place in np.argsort(share).tolist())]
+
+
+@pytest.mark.parametrize(
+    ("length", "trained", "overflow", "kept"),
+    [
+        # Just as long as a bin takes: nothing is cut, and nothing is looked at.
+        (11, slice(0, 0), "truncate", [(0, 11)]),
+        (11, slice(0, 0), "split", [(0, 11)]),
+        # One too long: the label that is cut off is the first of the next chunk.
+        (12, slice(None), "truncate", [(0, 11)]),
+        (12, slice(None), "split", [(0, 11), (10, 2)]),
+        (12, slice(10, 11), "truncate", []),
+        (12, slice(10, 11), "split", [(10, 2)]),
+        (12, slice(9, 10), "truncate", [(0, 11)]),
+        (12, slice(9, 10), "split", [(0, 11)]),
+        (21, slice(None), "split", [(0, 11), (10, 11)]),
+        (22, slice(None), "split", [(0, 11), (10, 11), (20, 2)]),
+        (22, slice(10, 20), "split", [(10, 11)]),
+    ],
+)
+def test_what_is_left_of_a_long_sequence(
+    tmp_path: Path, length: int, trained: slice, overflow: str, kept: list[tuple[int, int]]
+) -> None:
+    # Between two others, so that a wrong offset shows.
+    rows = [[sequence(3, 500)], [sequence(length, 0, trained)], [sequence(4, 600)]]
+    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow=overflow)
+    receipt = plan_packs(plan)
+    found = sorted((ids[0], len(ids)) for b in bins_of(tmp_path, plan) for ids, _ in b)
+    assert found == [*kept, (500, 3), (600, 4)]
+    is_long = length > 11
+    counted = (
+        {"truncated": int(is_long), "split": 0}
+        if overflow == "truncate"
+        else {"truncated": 0, "split": int(is_long)}
+    )
+    chunks = {"truncate": 1, "split": -(-(length - 1) // 10)}[overflow]
+    expected = {**counted, "dropped": chunks - len(kept)}
+    assert {name: receipt.statistics[f"sequences_{name}"] for name in expected} == expected
+    assert receipt.ledger is not None and receipt.ledger.rows_used == 2 + bool(kept)

@@ -245,7 +245,7 @@ def _per_user_turn(render: _Renderer, wanted: list[bool]) -> Iterator[tuple[str,
     """One sample per user turn that holds a wanted message; the sample ends with that turn."""
     messages = render.messages
     starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    ends = [*starts[1:], len(messages)]
+    ends = [*starts, len(messages)][1:]
     for start, end in zip(starts, ends, strict=True):
         turn = [want and start <= i < end for i, want in enumerate(wanted[:end])]
         if not any(turn):

@@ -1,0 +1,94 @@
+"""What is mutated, which tests must notice, and which faults nobody can notice.
+
+Tests stand in the order they run in: the quick ones first, since one failure is enough.
+"""
+
+from __future__ import annotations
+
+# Module -> file -> its tests.
+TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "masks": {"tasks/sft/chat/masks.py": ("tests/sft/test_mask_spans.py", "tests/sft/test_masks.py")},
+    "packing": {
+        "tasks/packing/bins.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+        "tasks/packing/histogram.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+        "tasks/packing/next_fit.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
+    },
+    "planning": {
+        "tasks/sft/plan.py": ("tests/sft/test_plan.py",),
+        "tasks/probes/shards.py": ("tests/probes/test_shards.py",),
+        "tasks/corpus/cut.py": ("tests/corpus/test_cut.py",),
+    },
+    "selection": {
+        "tasks/corpus/selection/cutoff.py": ("tests/corpus/test_cutoff.py", "tests/corpus/test_selection.py"),
+        "tasks/corpus/selection/md5.py": ("tests/corpus/test_md5.py",),
+    },
+    "tokens": {"tasks/probes/training/tokens.py": ("tests/probes/test_tokens.py",)},
+    "receipts": {"tasks/run/receipts.py": ("tests/run/test_receipts.py",)},
+    "publish": {"tasks/run/publish.py": ("tests/run/test_publish.py",)},
+    "locks": {"tasks/runtime/locks.py": ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py")},
+    "ledger": {
+        "schemas/run.py": ("tests/schemas/test_run.py",),
+        "tasks/run/drift.py": ("tests/run/test_drift.py",),
+    },
+}
+
+_WHEN = "when probes are merged bounds the memory; they are merged once more in the end"
+_MERGE = "merged, held, rows = _merge([*merged.to_batches(), *held]), [], 0"
+
+# File -> (line, the line with the fault) -> why no test can tell them apart; `*`: any fault of that line.
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "tasks/sft/chat/masks.py": {
+        (
+            "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]",
+            "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if (start <= stop)]",
+        ): "an empty span gives no piece",
+        (
+            "turn = [want and start <= i < end for i, want in enumerate(wanted[:end])]",
+            "turn = [want and (start < i < end) for i, want in enumerate(wanted[:end])]",
+        ): "a turn starts with a user message, which is never wanted",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=1)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-2)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+        (
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)',
+            'last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-0)',
+        ): "without an assistant message nothing is wanted, whichever is the last",
+    },
+    "tasks/probes/shards.py": {
+        ("_HELD_PROBES = 1 << 18", "*"): _WHEN,
+        ("rows = 0", "*"): _WHEN,
+        ("rows += table.num_rows", "*"): _WHEN,
+        ("if rows > max(_HELD_PROBES, merged.num_rows):", "*"): _WHEN,
+        (_MERGE, _MERGE.replace(", 0", ", -1")): _WHEN,
+        (_MERGE, _MERGE.replace(", 0", ", 1")): _WHEN,
+    },
+    "tasks/packing/histogram.py": {
+        (
+            "small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)",
+            "small_tokens = tokens[half] - np.where((a >= 0), tokens[a - 1], 0)",
+        ): "threshold 0 then gives 0, and threshold 1 what threshold 0 gave: no item is shorter, none of 0 counts",
+    },
+    "tasks/probes/training/tokens.py": {
+        ("_ADDRESS_CACHE = 2**17", "*"): "how many addresses are remembered changes only the speed",
+        (
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 0))",
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 1))",
+        ): "an unknown head is refused before its number of bytes is used",
+        (
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, 0))",
+            "block, num_bytes = _BLOCKS.get(ids[at], (-1, -1))",
+        ): "an unknown head is refused before its number of bytes is used",
+    },
+    "tasks/run/receipts.py": {
+        ("fault = error.errors(include_url=False)[0]", "fault = error.errors()[0]"): "the url is not printed",
+        (
+            "fault = error.errors(include_url=False)[0]",
+            "fault = error.errors(include_url=True)[0]",
+        ): "the url is not printed",
+    },
+}
