@@ -7,6 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from flows.cli.invocation import this_command
+
 if TYPE_CHECKING:
     from tasks.server.control import Status
 
@@ -57,5 +59,5 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _report(status: Status, as_json: bool) -> int:
-    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines()))
+    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines(this_command())))
     return 0 if status.ok else NOT_RUNNING

@@ -78,10 +78,14 @@ class Status:
             "state": str(self.state.folder),
         }
 
-    def lines(self) -> list[str]:
-        """For people."""
+    def lines(self, command: str = "gristmill") -> list[str]:
+        """For people.
+
+        Args:
+            command: how to call Gristmill in the reader's shell.
+        """
         if self.record is None:
-            return ["nothing is running; start it with: gristmill up"]
+            return [f"nothing is running; start it with: {command} up"]
         seen = self.as_dict()
         server = _words(seen["server"]["pid"], self.healthy, "answers", "does not answer")
         worker = _words(seen["worker"]["pid"], self.online, "is online", "is not heard of")
@@ -94,7 +98,7 @@ class Status:
             f"deployments  {len(self.deployments)}, {on}",
             f"files        {self.state.files}",
             f"logs         {self.state.log('server')}, {self.state.log('worker')}",
-            *([] if self.ok else ["NOT ALL OF IT RUNS; repair it with: gristmill up"]),
+            *([] if self.ok else [f"Partly down; run `{command} up` to fix"]),
         ]
 
 
