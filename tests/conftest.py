@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("servers" if item.path in needy else str(item.path)))
 
 
-_SERVERS = {"prefect_api", "gristmill"}
+_SERVERS = {"prefect_api", "gristmill", "installed"}
 
 
 @pytest.fixture
