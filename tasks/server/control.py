@@ -98,6 +98,7 @@ class Status:
             f"deployments  {len(self.deployments)}, {on}",
             f"files        {self.state.files}",
             f"logs         {self.state.log('server')}, {self.state.log('worker')}",
+            f"to end it    {command} down",
             *([] if self.ok else [f"Partly down; run `{command} up` to fix"]),
         ]
 
