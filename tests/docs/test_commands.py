@@ -33,7 +33,7 @@ STAND_INS = (
     (r"git clone \S+ && cd gristmill", "true", "no network; the address is compared with the project's"),
     (r'pip install "gristmill\[.*', "true", "no network; its extras are compared with the project's"),
     (r"(?m)^make ", "make --dry-run ", "CI runs all of this, in what `make setup` made"),
-    (r"(?m)^pytest ", "python -m pytest --collect-only --quiet ", "they are tests of this suite"),
+    (r"(?m)^pytest (\S+)", r"(cd $PROJECT && pytest --collect-only -q \1)", "they are tests of this suite"),
     (r"http://HOST:4200/api", "$SERVER", "HOST is the reader's"),
     (r"prefect worker start --pool local", r"\g<0> --run-once", "a worker runs until it is stopped"),
     (r"(?m)^docker build .*", "true", "no Docker engine"),
@@ -136,6 +136,7 @@ def reader(folder: Path, prefect_api: str) -> Iterator[Reader]:
     # Not the tests' own path: it has folders that would hide ours.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHON"))}
     own = {STATE_VARIABLE: str(state.folder), "PREFECT_HOME": str(folder / "prefect"), "SERVER": prefect_api}
+    own["PROJECT"] = str(ROOT)
     try:
         yield Reader(folder, kept | own)
     finally:
