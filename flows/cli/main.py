@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except KeyboardInterrupt:
-        print("gristmill: interrupted; run the same command again to go on", file=sys.stderr)
+        print("gristmill: interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     except GristmillError as error:
         _trace(debug)
