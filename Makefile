@@ -4,21 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
+# `make test TORCH=` installs none: the tests that need it are skipped then, and say so.
 TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test golden browser check lint types bench mutants lock clean
 
 setup: $(READY)
+	@echo "installed; activate it with: . $(BIN)/activate"
 
 $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) -r requirements.lock
+	$(if $(TORCH),$(PIP) "$(TORCH)")
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m flows demo --output-dir demo-output
+	$(BIN)/gristmill demo --output-dir demo-output
 
 # Two files at a time, but one server (tests/conftest.py): half of the time is waiting for processes.
 test: $(READY) browser

@@ -1,16 +1,8 @@
-"""`python -m flows`, and the console script `gristmill`."""
+"""`python -m flows`: the command `gristmill` where it is not installed."""
 
 from __future__ import annotations
 
-import sys
-
-from flows.cli.main import entry
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    sys.exit(entry())
-
+from gristmill_command import main
 
 if __name__ == "__main__":
     main()

@@ -43,6 +43,12 @@ def deepseek() -> Path:
 
 
 @pytest.fixture(scope="session")
+def torch() -> Any:
+    """torch, which is not in the lock file: the only package without which tests are skipped."""
+    return pytest.importorskip("torch", reason="torch is not installed: make test TORCH=")
+
+
+@pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prefect server for this session; every flow run of a test talks to it."""
     from prefect_server import prefect_server
@@ -61,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("servers" if item.path in needy else str(item.path)))
 
 
-_SERVERS = {"prefect_api", "gristmill"}
+_SERVERS = {"prefect_api", "gristmill", "installed"}
 
 
 @pytest.fixture

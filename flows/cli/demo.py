@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flows.cli.invocation import command_line
 from flows.cli.registry import (
     BUILD_PROBE_ROWS,
     PACK_SFT,
@@ -111,7 +112,8 @@ def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> 
         print(f"report   {summary.report}")
     print(f"trainer  {output_dir / 'sft' / 'latest' / 'splits' / 'train'}")
     print(f"loader   {output_dir / 'probes' / 'latest'}")
-    print(f"look     gristmill validate {output_dir / 'sft'}")
+    print(f"look     {command_line('inspect', output_dir / 'sft', '--rows', 3)}")
+    print(f"check    {command_line('validate', output_dir / 'sft')}")
 
 
 def _made(statistics: dict[str, Any]) -> str:

@@ -11,14 +11,29 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows.cli import housekeeping, server
+from flows.cli import examples, housekeeping, server
 from flows.cli.configs import load_config
+from flows.cli.invocation import this_command
 from flows.cli.registry import FLOWS, run_or_find
 from flows.cli.summary import print_error, print_summary
 from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
 from tasks.run.receipts import Verify
 
 INTERRUPTED = 130
+
+
+class _Version(argparse.Action):
+    """Prints the version of what is installed; looked up only here, as it takes as long as all other imports."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"gristmill {version('gristmill')}")
+        except PackageNotFoundError as error:
+            hint = "from the project's root, run: make setup"
+            raise ConfigError(f"gristmill is not installed; {hint}", code="not_installed") from error
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except KeyboardInterrupt:
-        print("gristmill: interrupted; run the same command again to go on", file=sys.stderr)
+        print("gristmill: interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     except GristmillError as error:
         _trace(debug)
@@ -64,7 +79,8 @@ def _trace(debug: bool) -> None:
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="gristmill", description="Raw corpora to training-ready data.")
+    parser = _Parser(prog=this_command(), description="Raw corpora to training-ready data.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     common = _Parser(add_help=False)
     common.add_argument(
@@ -98,6 +114,7 @@ def _parser() -> _Parser:
     look.add_argument("--tokenizer", metavar="DIR", help="show packed bins as text")
     look.add_argument("--sql", metavar="QUERY", help="a SELECT over bins, measurements, documents or rejects")
     look.set_defaults(run=_inspect)
+    examples.add_commands(commands, common)
     demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
     demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
     demo.set_defaults(run=_demo)

@@ -7,6 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from flows.cli.invocation import this_command
+
 if TYPE_CHECKING:
     from tasks.server.control import Status
 
@@ -20,13 +22,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     up = commands.add_parser(
         "up", parents=[common], help="start a local Prefect server with its UI, a worker and the deployments"
     )
-    up.add_argument("--port", type=int, metavar="N", help="of a new server; else 4200, or any that is free")
+    up.add_argument(
+        "--port", type=int, metavar="N", help="port of a new server; default 4200, or any that is free"
+    )
     up.set_defaults(run=_up)
     seen = commands.add_parser(
-        "status", parents=[common], help="say what of it runs; exit code 1 if not all does"
+        "status", parents=[common], help="print what is running; exit code 1 if a part is down"
     )
     seen.set_defaults(run=_status)
-    down = commands.add_parser("down", parents=[common], help="end it; its database stays")
+    down = commands.add_parser("down", parents=[common], help="stop it; its database stays")
     down.set_defaults(run=_down)
 
 
@@ -57,5 +61,5 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _report(status: Status, as_json: bool) -> int:
-    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines()))
+    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines(this_command())))
     return 0 if status.ok else NOT_RUNNING

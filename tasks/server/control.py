@@ -78,13 +78,17 @@ class Status:
             "state": str(self.state.folder),
         }
 
-    def lines(self) -> list[str]:
-        """For people."""
+    def lines(self, command: str = "gristmill") -> list[str]:
+        """For people.
+
+        Args:
+            command: how to call Gristmill in the reader's shell.
+        """
         if self.record is None:
-            return ["nothing is running; start it with: gristmill up"]
+            return [f"nothing is running; start it with: {command} up"]
         seen = self.as_dict()
         server = _words(seen["server"]["pid"], self.healthy, "answers", "does not answer")
-        worker = _words(seen["worker"]["pid"], self.online, "is online", "is not heard of")
+        worker = _words(seen["worker"]["pid"], self.online, "is online", "is not responding")
         on = f"{self.schedules} schedules on" if self.schedules else "no schedule is on"
         return [
             f"ui           {self.record.ui}",
@@ -94,12 +98,13 @@ class Status:
             f"deployments  {len(self.deployments)}, {on}",
             f"files        {self.state.files}",
             f"logs         {self.state.log('server')}, {self.state.log('worker')}",
-            *([] if self.ok else ["NOT ALL OF IT RUNS; repair it with: gristmill up"]),
+            f"stop it      {command} down",
+            *([] if self.ok else [f"Partly down; run `{command} up` to fix"]),
         ]
 
 
 def _words(pid: int | None, well: bool, yes: str, no: str) -> str:
-    return "does not run" if pid is None else f"pid {pid}, {yes if well else no}"
+    return "is not running" if pid is None else f"pid {pid}, {yes if well else no}"
 
 
 def up(state: State, port: int | None = None, say: Say = lambda line: None) -> Status:

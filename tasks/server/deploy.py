@@ -35,7 +35,7 @@ def deployments_digest() -> str:
         content = PREFECT_FILE.read_bytes()
     except OSError as error:
         raise WorkError(
-            f"cannot read the deployments: {error.strerror}; install the whole project",
+            f"cannot read the deployments: {error.strerror}; install gristmill again",
             code="no_deployments",
             where=str(PREFECT_FILE),
         ) from error

@@ -69,5 +69,6 @@ def server_environment(state: State, url: str) -> dict[str, str]:
 
 
 def importable(environ: MutableMapping[str, str]) -> None:
-    """Let a child import this code also where it is not installed."""
+    """Let a child import this code also where it is not installed, and never what lies where it runs instead."""
+    environ["PYTHONSAFEPATH"] = "1"
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environ.get("PYTHONPATH")]))

@@ -67,7 +67,7 @@ def test_up_replaces_a_killed_worker(local: Local, gristmill: Gristmill) -> None
 def test_up_replaces_a_killed_server_and_leaves_no_orphan(local: Local, gristmill: Gristmill) -> None:
     os.kill(local.status["server"]["pid"], signal.SIGKILL)
     done = gristmill.run("status")
-    assert done.returncode == 1 and "does not run" in done.stdout
+    assert done.returncode == 1 and "is not running" in done.stdout
     done = gristmill.run("up", "--json")
     assert done.returncode == 0, done.stderr
     again = json.loads(done.stdout)

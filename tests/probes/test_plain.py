@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from records import measurements, random_rows, record
+from records import measurements, random_rows, record, write_records
 
+from schemas.errors import WorkError
+from tasks.probes.records import encode, frames
 from tasks.probes.records.plain import plain_rows
 from tasks.probes.training.sampler import ProbeRowSampler
+from tasks.probes.training.source import ProbeRowDataSource
+
+
+@pytest.fixture
+def unknown_layout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As under a release of Arrow that lays its messages out in another way."""
+
+    def nowhere(words: object, wanted: object) -> int:
+        raise ValueError
+
+    monkeypatch.setattr(frames, "_find", nowhere)
+    encode._find_frames.cache_clear()
+    yield
+    encode._find_frames.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +79,21 @@ def test_what_is_laid_out_otherwise_is_left_to_arrow(records_of: list[bytes]) ->
     ):  # fmt: skip
         assert plain_rows([good, other]) is None
     assert plain_rows([]) is None
+
+
+def test_an_unknown_layout_is_read_by_arrow_and_never_written(
+    unknown_layout: None, records_of: list[bytes], tmp_path: Path
+) -> None:
+    assert plain_rows(records_of) is None
+    source = ProbeRowDataSource(write_records(tmp_path / "train.arrayrecord", records_of).as_posix())
+    found = source.sampler_rows(range(len(records_of)))
+    assert [row["src_addr"] for row in found] == [row["src_addr"] for row in random_rows(0, 200)]
+    assert all(
+        a["measurements"].equals(b["measurements"]) for a, b in zip(found, random_rows(0, 200), strict=True)
+    )
+    with pytest.raises(WorkError, match="install the version in the lock file") as caught:
+        encode.measurements_bytes(1, 1)
+    assert caught.value.code == "arrow_layout"
 
 
 def test_no_changed_byte_makes_it_read_elsewhere(records_of: list[bytes]) -> None:

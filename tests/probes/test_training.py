@@ -31,9 +31,8 @@ def shifted(batch: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_a_tiny_model_learns(folder: Path, pack: bool) -> None:
-    import torch
-    from torch import nn
+def test_a_tiny_model_learns(folder: Path, pack: bool, torch: Any) -> None:
+    nn = torch.nn
 
     class Model(nn.Module):  # type: ignore[misc]
         """One attention layer; contexts of a crop do not see one another."""

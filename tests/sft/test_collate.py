@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from schemas.errors import ConfigError, InputError
 from tasks.sft.datasets.collate import Collate, StaticShape, collate
@@ -194,7 +193,7 @@ def test_the_loss_is_where_the_mask_says() -> None:
     assert made["tokens"][0][trained].tolist() == [11, 12, 20]
 
 
-def test_tensors_where_torch_is() -> None:
+def test_tensors_where_torch_is(torch: Any) -> None:
     batch = collate([item([1, 2, 3])], pad_id=EOS)
     tensors = {name for name, value in batch.items() if isinstance(value, torch.Tensor)}
     assert tensors == batch.keys() - PLAIN

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from sft.shard_files import foreign_memmap, foreign_parquet, random_rows
 
 from schemas.errors import ConfigError, MissingExtraError
@@ -22,6 +21,7 @@ NUM_ROWS = 203
 WORKERS = {"num_workers": 4, "persistent_workers": True}
 # The test machine may have fewer cores than workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+needs_torch = pytest.mark.usefixtures("torch")
 
 
 def first_tokens(batch: dict[str, Any]) -> list[int]:
@@ -95,11 +95,14 @@ def in_fresh_process(check: Callable[..., None], *arguments: Any) -> None:
         pool.submit(check, *arguments).result(timeout=300)
 
 
+@needs_torch
 def test_the_sampler_in_a_plain_loader(dataset: SftDataset) -> None:
     in_fresh_process(check_plain_loader, dataset)
 
 
 def check_plain_loader(dataset: SftDataset) -> None:
+    import torch
+
     sampler = PackedSampler(dataset, rank=1, world_size=2)
     loader: Any = torch.utils.data.DataLoader(
         dataset,  # type: ignore[arg-type]
@@ -112,6 +115,7 @@ def check_plain_loader(dataset: SftDataset) -> None:
     assert numbers == list(PackedSampler(dataset, rank=1, world_size=2))
 
 
+@needs_torch
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_four_persistent_workers(dataset: SftDataset, method: str) -> None:
     in_fresh_process(check_four_workers, dataset, method)
@@ -146,6 +150,7 @@ def check_four_workers(dataset: SftDataset, method: str) -> None:
         assert [first_tokens(batch) for batch in resumed] == fourth
 
 
+@needs_torch
 def test_a_state_taken_at_the_end_of_an_epoch(dataset: SftDataset) -> None:
     """As `for epoch in range(loader.epoch, epochs)` goes on from it: nothing is left, then the next epoch."""
     loader = PackedLoader(dataset, 5)
@@ -156,6 +161,7 @@ def test_a_state_taken_at_the_end_of_an_epoch(dataset: SftDataset) -> None:
     assert [first_tokens(batch) for batch in resumed] == [first_tokens(batch) for batch in loader]
 
 
+@needs_torch
 def test_an_iteration_that_is_left_goes_on_where_it_was(dataset: SftDataset) -> None:
     loader = PackedLoader(dataset, 5)
     seen: Counter[int] = Counter()
@@ -167,6 +173,7 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(dataset: SftDataset) -> 
     assert sorted(seen.elements()) == list(range(NUM_ROWS))
 
 
+@needs_torch
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
 def test_ranks_have_equally_many_batches(dataset: SftDataset, remainder: str) -> None:
     samplers = [PackedSampler(dataset, rank=rank, world_size=4, remainder=remainder) for rank in range(4)]
@@ -179,6 +186,7 @@ def test_ranks_have_equally_many_batches(dataset: SftDataset, remainder: str) ->
     assert numbers.count(-1) == (1 if remainder == "pad" else 0)
 
 
+@needs_torch
 def test_batches_of_another_size_after_a_resume(dataset: SftDataset) -> None:
     loader = PackedLoader(dataset, 5, drop_last=True)
     batches: Iterator[Any] = iter(loader)
@@ -189,6 +197,7 @@ def test_batches_of_another_size_after_a_resume(dataset: SftDataset) -> None:
     assert sorted(begun + rest) == list(range(NUM_ROWS))
 
 
+@needs_torch
 def test_memmap_in_workers(tmp_path: Path) -> None:
     in_fresh_process(check_memmap_in_workers, tmp_path)
 

@@ -7,6 +7,9 @@ their own; the heads come from `frames`, the bodies are slices of the columns of
 Records are made a megabyte together: what is computed, for all at once with numpy; what is copied, column by column,
 at 0.3 microseconds a slice. One after the other, each took 20 microseconds, as long as compressing a short one.
 
+With a release of Arrow whose messages are laid out in a way not known here, records are not written, as they would
+have other bytes under the same keys; they are still read, by Arrow (`plain.py`).
+
 Bytes that pad a buffer to a multiple of 8 are zeros here. Arrow takes them from what follows a slice in memory: they
 would be bytes of the neighbouring probe, which may be of the other split.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from schemas.errors import WorkError
 from schemas.probes import measurements_schema, record_schema
 from tasks.packing.arrays import ranges
 from tasks.probes.records.frames import Frame, padded
@@ -34,6 +39,10 @@ _ROW_BYTES = 17
 _TOGETHER_BYTES = 1 << 20
 # End of stream.
 _END = 0xFFFFFFFF
+
+# 8-byte words of a record between its measurements and its address, and behind that.
+MIDDLE_WORDS, TAIL_WORDS = 5, 3
+_SCHEMAS = (record_schema, measurements_schema)
 
 Ints = NDArray[np.int64]
 
@@ -91,10 +100,48 @@ class Records:
     data: memoryview
 
 
+@dataclass(frozen=True)
+class Frames:
+    """The heads of the two streams of a record.
+
+    Attributes:
+        record: of the outer stream.
+        measurements: of the one it holds.
+    """
+
+    record: Frame
+    measurements: Frame
+
+    @property
+    def head_words(self) -> int:
+        """8-byte words of a record before its times: both heads, and the columns between them."""
+        return self.record.num_words + 2 + self.measurements.num_words
+
+
+def frames() -> Frames:
+    """The heads, found on first use: importing this module, to read records, depends on no layout.
+
+    Raises:
+        WorkError: `arrow_layout`: Arrow lays its messages out in a way not known here.
+    """
+    found = _find_frames()
+    if isinstance(found, WorkError):
+        raise found
+    return found
+
+
+@cache
+def _find_frames() -> Frames | WorkError:
+    try:
+        return Frames(*(Frame(_sample(schema(), 1003), _sample(schema(), 17)) for schema in _SCHEMAS))
+    except WorkError as error:
+        return error
+
+
 def measurements_bytes(rows: Any, dst_bytes: Any) -> Any:
     """Size of the `measurements` of `rows` rows whose destinations have `dst_bytes` bytes; ints or arrays."""
     body = 8 * rows + padded(4 * (rows + 1)) + padded(dst_bytes) + padded(rows) + padded(4 * rows)
-    return 8 * _MEASUREMENTS.num_words + body + 8
+    return 8 * frames().measurements.num_words + body + 8
 
 
 def encode_records(block: Block, max_bytes: int) -> Iterator[Records]:
@@ -205,7 +252,7 @@ def _encode(block: Block, cuts: _Cuts, blob_sizes: Ints, low: int, high: int) ->
     first, last = block.times[starts], block.times[edges[1:] - 1]
     middles = np.stack([rows, ((last - first) / 1e6).view(np.int64), first, last, text_bytes << 32], axis=1)
     tails = np.stack([cuts.parts[low:high], cuts.num_parts[low:high], np.full(len(rows), _END)], axis=1)
-    own_words = HEAD_WORDS + MIDDLE_WORDS + TAIL_WORDS - _MEASUREMENTS.num_words
+    own_words = frames().head_words + MIDDLE_WORDS + TAIL_WORDS - frames().measurements.num_words
     sizes = 8 * own_words + padded(text_bytes) + blob_sizes
 
     out = _Out(sizes)
@@ -242,28 +289,34 @@ def heads_of(ids: Ints, text_bytes: Ints, blob_sizes: Ints, rows: Ints, dst_byte
         ids: `src_id`s; then bytes of the source address and of the measurements, rows, bytes of their destinations.
 
     Returns:
-        int64[r, HEAD_WORDS].
+        int64[r, head_words].
     """
     # Each buffer of data follows a validity bitmap that is absent, or the ends of a text.
     outer = (0, 8, 0, 8, blob_sizes, 0, 4, 0, 8, 0, 8, 0, 8, 0, 8, text_bytes, 0, 4, 0, 4)
     inner = (0, 8 * rows, 0, 4 * (rows + 1), dst_bytes, 0, rows, 0, 4 * rows)
     columns = np.stack([ids, blob_sizes << 32], axis=1)
     return np.concatenate(
-        [_RECORD.heads(1, _matrix(outer)), columns, _MEASUREMENTS.heads(rows, _matrix(inner))], axis=1
+        [
+            frames().record.heads(1, _matrix(outer)),
+            columns,
+            frames().measurements.heads(rows, _matrix(inner)),
+        ],
+        axis=1,
     )
 
 
 def head_sizes(heads: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """What `heads_of` would have to be given for these heads, whether or not it then gives them."""
-    own = _RECORD.num_words
+    record, measurements = frames().record, frames().measurements
+    own = record.num_words
     inner = heads[:, own + 2 :]
     ids, blob_sizes = heads[:, own], heads[:, own + 1] >> 32
     return (
         ids,
-        _RECORD.buffer_sizes(heads, 15),
+        record.buffer_sizes(heads, 15),
         blob_sizes,
-        _MEASUREMENTS.rows(inner),
-        _MEASUREMENTS.buffer_sizes(inner, 4),
+        measurements.rows(inner),
+        measurements.buffer_sizes(inner, 4),
     )
 
 
@@ -287,10 +340,3 @@ def _sample(schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(bytes(kind.bit_width // 8 * rows))])
-
-
-_MEASUREMENTS = Frame(_sample(measurements_schema(), 1003), _sample(measurements_schema(), 17))
-_RECORD = Frame(_sample(record_schema(), 1003), _sample(record_schema(), 17))
-# Of a record, before its times, between its measurements and its address, and behind that.
-HEAD_WORDS = _RECORD.num_words + 2 + _MEASUREMENTS.num_words
-MIDDLE_WORDS, TAIL_WORDS = 5, 3

@@ -3,7 +3,8 @@
 Records made by `encode.py` differ in their heads only by sizes. Where a head is the one that these sizes
 give, to the byte, the columns are slices of known places, and the measurements of many records are read with a few
 indexed look-ups. Opening the two Arrow streams of a record and joining the batches took 15 microseconds each, a
-quarter of what a record of 26 measurements cost the loader. Whatever is not exactly like this is left to Arrow.
+quarter of what a record of 26 measurements cost the loader. Whatever is not exactly like this is left to Arrow,
+and so is everything under a release of Arrow whose layout is not known.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from schemas.errors import WorkError
 from schemas.probes import measurements_schema
 from tasks.packing.arrays import ranges
 from tasks.probes.records.encode import (
-    HEAD_WORDS,
     MIDDLE_WORDS,
     TAIL_WORDS,
+    frames,
     head_sizes,
     heads_of,
     measurements_bytes,
@@ -88,8 +90,12 @@ class PlainRows(Sequence[dict[str, Any]]):
 
 def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
     """The rows of records, if all of them are short and laid out as they are made here."""
+    try:
+        head_words = frames().head_words
+    except WorkError:  # not known, so nothing can be told from it
+        return None
     lengths = np.array([len(record) for record in records])
-    words_of_each = HEAD_WORDS + MIDDLE_WORDS + TAIL_WORDS
+    words_of_each = head_words + MIDDLE_WORDS + TAIL_WORDS
     if (
         not len(records)
         or lengths.max() > _LONG_BYTES
@@ -100,12 +106,12 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
     data = np.frombuffer(b"".join(records), np.uint8)
     words = data.view("<i8")
     begins = np.cumsum(lengths) - lengths
-    heads = words[(begins // 8)[:, None] + np.arange(HEAD_WORDS)]
+    heads = words[(begins // 8)[:, None] + np.arange(head_words)]
     ids, text_bytes, blob_bytes, rows, dst_bytes = head_sizes(heads)
     for sizes in (text_bytes, blob_bytes, rows, dst_bytes):
         if (sizes < 0).any() or (sizes > lengths).any():
             return None
-    dst_at = begins + 8 * HEAD_WORDS + 8 * rows + padded(4 * (rows + 1))
+    dst_at = begins + 8 * head_words + 8 * rows + padded(4 * (rows + 1))
     rtts_at = dst_at + padded(dst_bytes) + padded(rows)
     middles = rtts_at + padded(4 * rows) + 8
     texts = middles + 8 * MIDDLE_WORDS
@@ -121,7 +127,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
         or (words[texts // 8 - 1] != text_bytes << 32).any()
     ):
         return None
-    ends_at = (begins + 8 * HEAD_WORDS + 8 * rows) // 4
+    ends_at = (begins + 8 * head_words + 8 * rows) // 4
     if not _ends_are_good(data.view("<i4"), ends_at, rows, dst_bytes):
         return None
     slices = zip(texts.tolist(), (texts + text_bytes).tolist(), strict=True)
@@ -130,7 +136,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
         addresses = [str(view[low:high], "utf-8") for low, high in slices]
     except UnicodeDecodeError:
         return None
-    return PlainRows(rows, addresses, data, (begins // 8) + HEAD_WORDS, ends_at, dst_at, rtts_at // 4)
+    return PlainRows(rows, addresses, data, (begins // 8) + head_words, ends_at, dst_at, rtts_at // 4)
 
 
 def _ends_are_good(ends: NDArray[np.int32], at: Ints, rows: Ints, dst_bytes: Ints) -> bool:

@@ -1,0 +1,33 @@
+"""The command `example`: a configuration to begin with, complete and commented."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from flows.cli.registry import FLOWS
+from schemas.errors import StorageError
+
+FOLDER = Path(__file__).resolve().parents[2] / "deployments"
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to a parser's."""
+    example = commands.add_parser(
+        "example", parents=[common], help="print an example configuration of a flow"
+    )
+    example.add_argument("flow", metavar="FLOW", choices=[entry.name for entry in FLOWS], help="its name")
+    example.set_defaults(run=_example)
+
+
+def _example(options: argparse.Namespace) -> int:
+    [module] = [entry.module for entry in FLOWS if entry.name == options.flow]
+    path = FOLDER / f"{module}.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot read the example: {error.strerror}", where=str(path)) from error
+    print(json.dumps({"flow": options.flow, "example": text}) if options.json else text.rstrip("\n"))
+    return 0
