@@ -32,6 +32,8 @@ FUNCTIONS = {
 }  # fmt: skip
 # Modules that do nothing else.
 MODULES_OF_STORAGE = {"fsspec", "glob", "shutil", "tempfile", "pyarrow.dataset", "pyarrow.fs"}
+# What asks only whether a program is there.
+HARMLESS = {"shutil.which"}
 # Methods of paths. `replace` is one with a single argument; texts take two, dataclasses and times keywords.
 METHODS = {
     "open", "read_bytes", "read_text", "write_bytes", "write_text", "iterdir", "glob", "rglob", "stat", "lstat",
@@ -44,7 +46,7 @@ def breaches(tree: ast.Module) -> Iterator[tuple[int, str]]:
     names = bound(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for name in (full for _, full in imports_of(node)):
+            for name in {full for _, full in imports_of(node)} - HARMLESS:
                 if any(name == module or name.startswith(f"{module}.") for module in MODULES_OF_STORAGE):
                     yield node.lineno, name
         elif isinstance(node, ast.Call):

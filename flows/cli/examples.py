@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.cli.registry import FLOWS
 from schemas.errors import StorageError
+from tasks.storage.reading import read_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 
@@ -26,7 +27,7 @@ def _example(options: argparse.Namespace) -> int:
     [module] = [entry.module for entry in FLOWS if entry.name == options.flow]
     path = FOLDER / f"{module}.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise StorageError(f"cannot read the example: {error.strerror}", where=str(path)) from error
     print(json.dumps({"flow": options.flow, "example": text}) if options.json else text.rstrip("\n"))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
+from shutil import which
 
 NAME = "gristmill"
 
@@ -31,7 +31,7 @@ def this_command() -> str:
 
 def _typed(program: Path) -> str:
     """A program as one would type it: its name if that is enough, else its path, relative if it lies below."""
-    found = shutil.which(program.name)
+    found = which(program.name)
     # Folders are compared, not files: the interpreters of all virtual environments are links to one.
     if found is not None and Path(found).parent.resolve() == program.parent.resolve():
         return program.name
