@@ -69,12 +69,12 @@ def _runs(options: argparse.Namespace) -> int:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from tasks.run.prune import find_unneeded, remove_unneeded
+    from tasks.run.prune import find_unneeded, remove
 
     root = Path(options.path)
     unneeded = find_unneeded(root, options.keep, parse_age(options.min_age), time.time())
     if not options.dry_run:
-        remove_unneeded(root, unneeded)
+        remove(root, unneeded)
     if options.json:
         print(
             json.dumps(

@@ -21,7 +21,7 @@ from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.publish import publishing
 from tasks.storage.atomic import storage_errors
 from tasks.storage.listing import entries, walk
-from tasks.storage.names import link_target, remove
+from tasks.storage.names import link_target, remove_path
 from tasks.storage.reading import status
 
 RECEIPTS = "receipts"
@@ -116,7 +116,7 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
     return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills))
 
 
-def remove_unneeded(output_dir: Path, unneeded: Unneeded) -> None:
+def remove(output_dir: Path, unneeded: Unneeded) -> None:
     """Remove what `find_unneeded` found.
 
     Raises:
@@ -124,15 +124,15 @@ def remove_unneeded(output_dir: Path, unneeded: Unneeded) -> None:
     """
     for folder in unneeded.runs:
         with publishing(output_dir, folder.name), storage_errors(folder, "remove"):
-            remove(folder / MANIFEST)
-            remove(folder)
+            remove_path(folder / MANIFEST)
+            remove_path(folder)
     for spill in unneeded.spills:
         with storage_errors(spill, "remove"):
-            remove(spill)
+            remove_path(spill)
     for folder in unneeded.stages:
         with storage_errors(folder, "remove"):
-            remove(folder / RECEIPTS)
-            remove(folder)
+            remove_path(folder / RECEIPTS)
+            remove_path(folder)
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
 from tasks.storage.atomic import TEMP_PREFIX, link_file, swap_symlink, write_file
 from tasks.storage.flock import locked
 from tasks.storage.listing import walk
-from tasks.storage.names import link_target, remove
+from tasks.storage.names import link_target, remove_path
 
 
 @dataclass(frozen=True)
@@ -200,4 +200,4 @@ def _remove_leftovers(folder: Path, wanted: set[str]) -> None:
         name = path.relative_to(folder).as_posix()
         stale = name not in wanted and (path.is_symlink() or path.is_file())
         if stale or path.name.startswith(TEMP_PREFIX):
-            remove(path)
+            remove_path(path)

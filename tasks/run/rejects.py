@@ -13,7 +13,7 @@ from typing import Any
 
 from schemas.run import FileRecord, Receipt
 from tasks.storage.atomic import AtomicFile
-from tasks.storage.names import remove
+from tasks.storage.names import remove_path
 
 # The reject file of a job, in its stage folder; and the folder of a run that publishes them.
 REJECTS = "rejects.parquet"
@@ -94,7 +94,7 @@ class RejectWriter:
         self._flush()
         if self._file is None:
             # An earlier attempt under the same name, torn before its receipt, must not be mistaken for ours.
-            remove(self._path)
+            remove_path(self._path)
             return []
         self._writer.close()
         self._file.commit()

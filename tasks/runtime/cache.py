@@ -32,7 +32,7 @@ from tasks.run.receipts import Verify, check_receipt, receipt_key, record_path
 from tasks.runtime.locks import FlockManager
 from tasks.runtime.serializer import ReceiptSerializer
 from tasks.storage.atomic import storage_errors
-from tasks.storage.names import remove
+from tasks.storage.names import remove_path
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,7 +111,7 @@ def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
         _logger.warning("%s; doing %s again", error, key)
         path = record_path(output_dir, key)
         with storage_errors(path, "remove a bad record"):
-            remove(path)
+            remove_path(path)
         return True
     return False
 

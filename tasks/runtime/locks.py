@@ -87,11 +87,7 @@ class FlockManager(LockManager):
         return self
 
     def acquire_lock(
-        self,
-        key: str,
-        holder: str,
-        acquire_timeout: float | None = None,
-        hold_timeout: float | None = None,
+        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
         """Take the lock; False when that took longer than `acquire_timeout` seconds (0: do not wait).
 
@@ -108,11 +104,7 @@ class FlockManager(LockManager):
         return False
 
     async def aacquire_lock(
-        self,
-        key: str,
-        holder: str,
-        acquire_timeout: float | None = None,
-        hold_timeout: float | None = None,
+        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
         """`acquire_lock`, leaving the event loop free while it waits."""
         if self._try(key, holder, hold_timeout):

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from schemas.errors import StorageError
 from schemas.run import FileRecord
-from tasks.storage.names import make_folder, remove
+from tasks.storage.names import make_folder, remove_path
 
 TEMP_PREFIX = ".tmp-"
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
@@ -142,7 +142,7 @@ class AtomicFolder:
         with storage_errors(path):
             make_folder(path.parent)
             _remove_leftovers(path)
-            remove(self._temporary)
+            remove_path(self._temporary)
             self._temporary.mkdir()
 
     def new_file(self, name: str) -> AtomicFile:
@@ -158,12 +158,12 @@ class AtomicFolder:
         """Make the folder visible under its final name."""
         with storage_errors(self.path):
             old = self._temporary.with_name(f"{self._temporary.name}-old")
-            remove(old)
+            remove_path(old)
             with contextlib.suppress(FileNotFoundError):
                 self.path.rename(old)
             self._temporary.rename(self.path)
             _sync_folder(self.path.parent)
-            remove(old)
+            remove_path(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
         """Size and digest of every file, with paths relative to `root`, in the order they were opened."""
@@ -178,7 +178,7 @@ class AtomicFolder:
         for file in self._files.values():
             file.discard()
         with contextlib.suppress(OSError):
-            remove(self._temporary)
+            remove_path(self._temporary)
 
 
 def write_file(path: Path, data: bytes) -> AtomicFile:
@@ -239,7 +239,7 @@ def _remove_leftovers(path: Path) -> None:
     for leftover in path.parent.glob(f"{TEMP_PREFIX}{path.name}.{_HOST}.*"):
         pid = leftover.name.rpartition(".")[2].partition("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            remove(leftover)
+            remove_path(leftover)
 
 
 def _alive(pid: int) -> bool:

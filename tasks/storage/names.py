@@ -15,7 +15,7 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file, a link or a whole folder, if it is there; what a link leads to stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -16,7 +16,7 @@ from commands import Cli
 from support import chat, config_of, mill_serially, published_digests, run_serially, write_jsonl
 
 from tasks.outputs.validate import validate_path
-from tasks.run.prune import find_unneeded, list_runs, remove_unneeded
+from tasks.run.prune import find_unneeded, list_runs, remove
 
 DAY_S = 86_400
 
@@ -125,7 +125,7 @@ def test_a_run_that_never_became_complete_goes_when_it_is_old(tmp_path: Path, sm
     age(torn, 2)
     unneeded = find_unneeded(out, 1, DAY_S, time.time())
     assert unneeded.runs == (torn,)
-    remove_unneeded(out, unneeded)
+    remove(out, unneeded)
     assert not torn.exists() and (out / "runs" / run_hash).is_dir()
 
 
@@ -150,7 +150,7 @@ def test_spilled_files_go_with_their_stage_and_nothing_else_does(tmp_path: Path)
     (out / "stages" / stage / "link").symlink_to(other)
     (out / "latest").unlink()
     (out / "runs" / manifest.run_hash / "manifest.json").unlink()
-    remove_unneeded(out, find_unneeded(out, 0, 0, time.time() + 1))
+    remove(out, find_unneeded(out, 0, 0, time.time() + 1))
     assert not any(path.exists() for path in spilled)
     assert other.read_text() == "mine" and stages(out) == set()
 

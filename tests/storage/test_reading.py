@@ -11,7 +11,7 @@ import pytest
 
 from schemas.errors import InputError
 from tasks.storage.atomic import AtomicFile, swap_symlink
-from tasks.storage.names import link_target, remove, scratch_folder
+from tasks.storage.names import link_target, remove_path, scratch_folder
 from tasks.storage.parquet import (
     open_parquet,
     parquet_columns,
@@ -59,10 +59,10 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     swap_symlink(tmp_path / "new" / "link", "../folder")
     assert link_target(tmp_path / "new" / "link") == "../folder"
     assert link_target(tmp_path / "folder") is link_target(tmp_path / "nothing") is None
-    remove(tmp_path / "new" / "link")
+    remove_path(tmp_path / "new" / "link")
     assert (tmp_path / "folder" / "below").is_dir() and not (tmp_path / "new" / "link").exists()
     for _ in range(2):
-        remove(tmp_path / "folder")
+        remove_path(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     with scratch_folder("test-") as scratch:
         (scratch / "a").touch()
