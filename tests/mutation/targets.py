@@ -25,7 +25,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "tokens": {"tasks/probes/training/tokens.py": ("tests/probes/test_tokens.py",)},
     "receipts": {"tasks/run/receipts.py": ("tests/run/test_receipts.py",)},
     "publish": {"tasks/run/publish.py": ("tests/run/test_publish.py",)},
-    "locks": {"tasks/runtime/locks.py": ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py")},
+    "locks": {
+        "tasks/runtime/locks.py": ("tests/runtime/test_lock_rules.py", "tests/runtime/test_locks.py"),
+        "tasks/storage/flock.py": ("tests/storage/test_flock.py", "tests/runtime/test_lock_rules.py"),
+    },
     "ledger": {
         "schemas/run.py": ("tests/schemas/test_run.py",),
         "tasks/run/drift.py": ("tests/run/test_drift.py",),
@@ -83,6 +86,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "block, num_bytes = _BLOCKS.get(ids[at], (-1, 0))",
             "block, num_bytes = _BLOCKS.get(ids[at], (-1, -1))",
         ): "an unknown head is refused before its number of bytes is used",
+    },
+    "tasks/run/publish.py": {
+        (
+            "if stale or path.name.startswith(TEMP_PREFIX):",
+            "if stale:",
+        ): "no published name begins as a temporary one does",
     },
     "tasks/run/receipts.py": {
         ("fault = error.errors(include_url=False)[0]", "fault = error.errors()[0]"): "the url is not printed",
