@@ -16,8 +16,11 @@ import numpy as np
 
 from schemas.errors import ConfigError, IntegrityError
 from schemas.sft import SPLIT_NAMES, StorageConfig, StorageFormat
+from tasks.outputs.domains import PACKED
+from tasks.outputs.finding import sort_out
+from tasks.run.find import find
 from tasks.sft.shards.bins import Bins
-from tasks.sft.shards.find import find_shards, open_shard, run_at, shard_format
+from tasks.sft.shards.find import open_shard, packed_manifest, shard_format, split_links
 from tasks.sft.shards.invariants import RawBins, check_bins
 from tasks.sft.shards.shard import Shard
 from tasks.sft.shards.validate import OURS_ONLY
@@ -70,7 +73,8 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
         to: the format; needed only where the suffix of `target` does not say it.
 
     Raises:
-        ConfigError: `exists`, the target is there; `missing_path`, there are no shards; `usage`, the format is not
+        ConfigError: `exists`, the target is there; `missing_path`, there are no shards; `not_packed`, there is
+            something else; `usage`, the format is not
             given, or the suffix says another.
         BadShardError: a source is no readable shard.
         IntegrityError: `bad_row`, a row that is no bin.
@@ -112,13 +116,25 @@ def _format(target: Path, to: StorageFormat | None) -> StorageFormat:
 
 def _named_shards(source: Path) -> list[tuple[str, Path]]:
     """Every shard with its name: relative to a folder, `{split}/{link}` in a run."""
-    if shard_format(source) is not None:
-        return [(source.name, source)]
-    run = run_at(source) if source.is_dir() else None
-    if run is None:
-        return [(path.relative_to(source).as_posix(), path) for path in find_shards(source)]
-    splits = [split for split in SPLIT_NAMES if (run / "splits" / split).is_dir()]
-    return [(f"{split}/{path.name}", path) for split in splits for path in find_shards(run, split)]
+    found = find(source)
+    if found.is_run:
+        manifest = packed_manifest(found)
+        return [
+            (f"{split}/{link}", found.at(shard))
+            for split in SPLIT_NAMES
+            for link, shard in split_links(manifest, split)
+        ]
+    pile = sort_out(found)
+    if pile.domain is not PACKED:
+        raise ConfigError(
+            f"these are {pile.certain().kind}; only {PACKED.kind} are converted",
+            code="not_packed",
+            where=str(source),
+        )
+    shards = sorted([*pile.files, *(file.path for file in pile.unclear)], key=lambda shard: shard.parts)
+    if pile.is_single:
+        return [(source.name, shard) for shard in shards]
+    return [(shard.relative_to(source).as_posix(), shard) for shard in shards]
 
 
 def _convert_folder(

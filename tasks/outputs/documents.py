@@ -8,22 +8,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.inspection import Inspection
 from schemas.report import Chart, Column, Fact, Sample, Series, Span, Table
-from tasks.outputs.finding import Outputs
+from tasks.outputs.found import Outputs, Tables
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, size
-from tasks.storage.parquet import open_parquet
-from tasks.storage.reading import file_bytes
 
 _BATCH_ROWS = 1_024
 # Of a text that is shown.
 _MOST_CHARACTERS = 1_200
 
 
-def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
+def inspect_documents(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
     """Look at the shards of a sample.
 
     Args:
@@ -39,7 +38,7 @@ def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
     number = 0
     for path in outputs.files:
         try:
-            with open_parquet(path) as file:
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
                 for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                     _count(batch, by_bucket, text_bytes, lengths)
                     start = max(first - number, 0)
@@ -51,7 +50,7 @@ def inspect_documents(outputs: Outputs, rows: int, first: int) -> Inspection:
     facts = (
         Fact("documents", count(number), f"in {count(len(outputs.files))} shards"),
         Fact("text", size(sum(text_bytes.values()))),
-        Fact("stored", size(sum(map(file_bytes, outputs.files)))),
+        Fact("stored", size(sum(path.stat().st_size for path in outputs.files))),
     )
     lines = tuple(
         (*key, count(rows_of), size(text_bytes[key]), f"{text_bytes[key] / rows_of:,.0f}")
@@ -111,37 +110,18 @@ def _samples(batch: pa.RecordBatch, first: int) -> list[Sample]:
     return [
         Sample(
             f"Document {count(first + place)}, {row['source_dataset']} {row['source_bucket']}",
-            ((Span(_cut(str(row["text"])), False),),),
+            ((Span(cut(str(row["text"])), False),),),
             f"{count(len(str(row['text'])))} characters",
         )
         for place, row in enumerate(batch.to_pylist())
     ]
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """A text as it is shown: its first 1,200 characters."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
 
-def rejects_table(paths: tuple[Path, ...], rows: int, first: int) -> tuple[Table, ...]:
-    """Rejected rows by reason, and some of them."""
-    reasons: Counter[str] = Counter()
-    shown: list[tuple[str, ...]] = []
-    number = 0
-    for path in paths:
-        with open_parquet(path) as file:
-            for batch in file.iter_batches(65_536):
-                counted = batch["reason"].value_counts().to_pylist()
-                reasons.update({str(entry["values"]): entry["counts"] for entry in counted})
-                some = batch.slice(max(first - number, 0), max(0, rows - len(shown)))
-                shown += [
-                    (str(row["reason"]), str(row["source_file"]), str(row["row"]), _cut(str(row["detail"])))
-                    for row in some.to_pylist()
-                ]
-                number += batch.num_rows
-    by_reason = Table(
-        "Rejected rows by reason",
-        (Column("reason"), Column("rows", True)),
-        tuple((reason, count(rows_of)) for reason, rows_of in reasons.most_common()),
-    )
-    columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
-    return (by_reason, Table("Rejected rows", columns, tuple(shown))) if shown else (by_reason,)
+def query_documents(outputs: Outputs) -> Tables:
+    """The table `documents`."""
+    return Tables(files={"documents": outputs.files})

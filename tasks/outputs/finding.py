@@ -1,153 +1,168 @@
-"""What lies at a path, and the files it is made of."""
+"""What lies at a path, told by the table of domains: of which kind it is, and the files it is made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from schemas import corpus, probes, sft, tokenizer
-from schemas.errors import ConfigError, InputError
-from tasks.run.history import read_manifest
-from tasks.run.layout import LATEST, MANIFEST, MARKER
-from tasks.sft.shards.find import find_shards, shard_format
-from tasks.storage.listing import walk
-from tasks.storage.parquet import parquet_columns
-
-REJECTS = "rejects"
-
-
-class Kind(StrEnum):
-    """What Gristmill makes."""
-
-    PACKED = "packed bins"
-    PROBES = "probe rows"
-    DOCUMENTS = "sampled documents"
-    TOKENIZER = "tokenizer"
-    REJECTS = "rejected rows"
-
-
-_BY_FLOW = {
-    sft.FLOW: Kind.PACKED,
-    corpus.FLOW: Kind.DOCUMENTS,
-    tokenizer.FLOW: Kind.TOKENIZER,
-    probes.FLOW: Kind.PROBES,
-}
-# A Parquet file is told by the columns it must have.
-_BY_COLUMNS = {
-    Kind.PACKED: {"input_ids", "loss_mask", "seq_start_id"},
-    Kind.REJECTS: {"source_file", "row", "reason"},
-    Kind.DOCUMENTS: set(corpus.OWN_COLUMNS),
-}
+from schemas.errors import ConfigError, GristmillError, InputError
+from tasks.outputs.domains import DOMAINS, PACKED, PARQUET, REJECTED, Domain
+from tasks.outputs.found import Outputs
+from tasks.run.find import Found, Kind, files_below, find
+from tasks.run.layout import MANIFEST
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """An output to look at.
+class Unclear:
+    """A file whose kind is not certain.
 
     Attributes:
-        path: what the user named.
-        files: shards in order; of a tokenizer, its folder.
-        rejects: files of rejected rows.
-        run_dir: the run's folder, if it is a run.
+        domain: what it is most like, if it is like anything.
+        error: why it is none of them.
     """
 
-    path: str
-    kind: Kind
+    path: Path
+    domain: Domain | None
+    error: GristmillError
+
+
+@dataclass(frozen=True)
+class Pile:
+    """Loose files.
+
+    Attributes:
+        domain: what they are, rejects aside; `None` if nothing tells.
+        files: those of the domain; `rejects` those of rejected rows, unless they are all there is.
+        unclear: those whose kind is not certain.
+        is_single: whether the user named one file, or a folder that is one shard.
+    """
+
+    domain: Domain | None
     files: tuple[Path, ...]
-    rejects: tuple[Path, ...] = ()
-    run_dir: Path | None = None
+    rejects: tuple[Path, ...]
+    unclear: tuple[Unclear, ...]
+    is_single: bool
+
+    def certain(self) -> Domain:
+        """The domain; raises what is wrong with the first file whose kind is not certain."""
+        if self.domain is None or self.unclear:
+            raise self.unclear[0].error
+        return self.domain
 
 
-def find_outputs(path: Path) -> Outputs:
-    """What lies at `path`: a run, an output folder (its latest run), a folder of shards, or a file.
+def find_outputs(path: Path) -> tuple[Domain, Outputs]:
+    """What lies at `path`: a run, an output folder (its latest run), a folder of files of one kind, or a file.
 
     Raises:
-        ConfigError: `missing_path`; `unknown_output`, when it is nothing that Gristmill makes.
-        IntegrityError: a run's manifest is damaged.
+        ConfigError: `missing_path`; `unknown_output`: a file is nothing that Gristmill makes; `mixed_outputs`: a
+            folder holds several kinds; `run_below`: a folder holds runs.
+        IntegrityError: a run's manifest is missing or damaged.
         InputError: a file cannot be read.
     """
-    if not path.exists():
-        raise ConfigError("nothing is there", code="missing_path", where=str(path))
-    if path.is_file():
-        return Outputs(str(path), _kind_of(path), (path,))
-    if shard_format(path) is not None:
-        return Outputs(str(path), Kind.PACKED, (path,))
-    for folder in (path, path / LATEST):
-        if (folder / MANIFEST).is_file():
-            return _of_run(str(path), folder.resolve())
-    if (path / MARKER).is_file():
+    found = find(path)
+    if found.is_run:
+        domain = domain_of(found)
+        rejects = tuple(REJECTED.run_files(found))
+        return domain, Outputs(str(path), domain.kind, tuple(domain.run_files(found)), rejects, found)
+    pile = sort_out(found)
+    domain = pile.certain()
+    return domain, Outputs(str(path), domain.kind, pile.files, pile.rejects)
+
+
+def domain_of(run: Found[Path]) -> Domain:
+    """The domain of a run.
+
+    Raises:
+        ConfigError: `unknown_output`: it is of a flow that is not known.
+        IntegrityError: its manifest is missing or damaged.
+    """
+    flow = run.manifest.flow
+    for domain in DOMAINS:
+        if domain.flow == flow:
+            return domain
+    known = ", ".join(sorted(domain.flow for domain in DOMAINS if domain.flow))
+    raise ConfigError(
+        f"unknown flow {flow!r}; known: {known}", code="unknown_output", where=str(run.folder / MANIFEST)
+    )
+
+
+def sort_out(found: Found[Path]) -> Pile:
+    """Sort the files at a path that is no run by what they are.
+
+    Raises:
+        ConfigError: `missing_path`: there are none; `mixed_outputs`, `run_below`; `unknown_output`: one file that is
+            no Parquet file and nothing else that is known.
+    """
+    path = found.named
+    is_single = found.kind is Kind.FILE or _by_name(path) is not None
+    paths = [path] if is_single else list(files_below(path, lambda folder: _by_name(folder) is not None))
+    by_domain: dict[str, list[Path]] = {}
+    unclear: list[Unclear] = []
+    for file in paths:
+        domain: Domain | Unclear | None = _by_name(file)
+        if domain is None and (is_single or file.suffix == PARQUET):
+            domain = _by_columns(file)
+        if isinstance(domain, Unclear):
+            unclear.append(domain)
+        elif domain is not None:
+            by_domain.setdefault(domain.kind, []).append(file)
+    return _pile(path, by_domain, unclear, is_single)
+
+
+def _pile(path: Path, files: dict[str, list[Path]], unclear: list[Unclear], is_single: bool) -> Pile:
+    rejects = files.pop(REJECTED.kind, [])
+    if len(files) > 1:
         raise ConfigError(
-            "this output folder has no published run yet; run its flow to the end",
-            code="missing_path",
+            f"this folder holds {' and '.join(sorted(files))}; name one kind's files or folder",
+            code="mixed_outputs",
             where=str(path),
         )
-    return _of_folder(path)
+    known = next((domain for domain in DOMAINS if domain.kind in files), None)
+    if known is None and not unclear:
+        if not rejects:
+            kinds = ", ".join(domain.kind for domain in DOMAINS)
+            raise ConfigError(
+                f"this folder holds neither a run ({MANIFEST}) nor anything that gristmill makes or reads ({kinds})",
+                code="missing_path",
+                where=str(path),
+            )
+        return Pile(REJECTED, tuple(rejects), (), (), is_single)
+    if known is None:
+        guesses = {file.domain.kind: file.domain for file in unclear if file.domain is not None}
+        known = next(iter(guesses.values())) if len(guesses) == 1 else None
+    shards = tuple(files[known.kind]) if known is not None and known.kind in files else ()
+    return Pile(known, shards, tuple(rejects), tuple(unclear), is_single)
 
 
-def _of_run(path: str, folder: Path) -> Outputs:
-    run = read_manifest(folder)
-    kind = _BY_FLOW.get(run.flow)
-    if kind is None:
-        known = ", ".join(sorted(_BY_FLOW))
-        raise ConfigError(
-            f"unknown flow {run.flow!r}; known: {known}", code="unknown_output", where=str(folder / MANIFEST)
-        )
-    names = [record.path for record in run.outputs]
-    rejects = tuple(folder / name for name in names if name.startswith(f"{REJECTS}/"))
-    if kind is Kind.TOKENIZER:
-        return Outputs(path, kind, (folder / tokenizer.TOKENIZER,), rejects, folder)
-    if kind is Kind.PACKED:
-        return Outputs(path, kind, tuple(find_shards(folder)), rejects, folder)
-    suffix = probes.SHARD_SUFFIX if kind is Kind.PROBES else ".parquet"
-    files = tuple(folder / name for name in names if name.endswith(suffix) and folder / name not in rejects)
-    return Outputs(path, kind, files, rejects, folder)
+def _by_name(path: Path) -> Domain | None:
+    return next((domain for domain in DOMAINS if domain.is_file(path)), None)
 
 
-def _of_folder(path: Path) -> Outputs:
-    if (path / "tokenizer.json").is_file():
-        return Outputs(str(path), Kind.TOKENIZER, (path,))
-    records = walk(path, f"*{probes.SHARD_SUFFIX}")
-    if records:
-        return Outputs(str(path), Kind.PROBES, tuple(records))
-    tables = walk(path, "*.parquet")
-    kinds = {file: _kind_of(file) for file in tables}
-    rejects = tuple(file for file, kind in kinds.items() if kind is Kind.REJECTS)
-    rest = {kind for kind in kinds.values() if kind is not Kind.REJECTS}
-    if len(rest) > 1:
-        found = " and ".join(sorted(rest))
-        raise ConfigError(
-            f"the folder holds {found}; name one of them", code="unknown_output", where=str(path)
-        )
-    if rest and rest != {Kind.PACKED}:
-        files = tuple(file for file in tables if file not in rejects)
-        return Outputs(str(path), rest.pop(), files, rejects)
-    if rejects and not rest:
-        return Outputs(str(path), Kind.REJECTS, rejects)
-    return Outputs(str(path), Kind.PACKED, tuple(find_shards(path)), rejects)
-
-
-def _kind_of(path: Path) -> Kind:
-    """What one file is."""
-    if path.suffix == probes.SHARD_SUFFIX:
-        return Kind.PROBES
-    if path.name == "tokenizer.json":
-        return Kind.TOKENIZER
-    if path.suffix == ".npy":
-        return Kind.PACKED
+def _by_columns(path: Path) -> Domain | Unclear:
     try:
-        columns = set(parquet_columns(path))
+        columns = set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"not a readable Parquet file: {error}", code="bad_parquet", where=str(path)
-        ) from error
-    for kind, needed in _BY_COLUMNS.items():
-        if needed <= columns:
-            return kind
-    raise ConfigError(
-        f"the columns {', '.join(sorted(columns))} are of nothing that gristmill makes",
+        if path.suffix != PARQUET:
+            kinds = ", ".join(domain.kind for domain in DOMAINS)
+            raise ConfigError(
+                f"this is nothing that gristmill makes or reads ({kinds})",
+                code="unknown_output",
+                where=str(path),
+            ) from None
+        unreadable = InputError(f"not a readable Parquet file: {error}", code="bad_parquet", where=str(path))
+        return Unclear(path, PACKED, unreadable)
+    tables = [domain for domain in DOMAINS if domain.columns]
+    for domain in tables:
+        if domain.columns <= columns:
+            return domain
+    closest = max(tables, key=lambda domain: len(domain.columns & columns))
+    expected = "; ".join(f"{domain.kind} have {', '.join(sorted(domain.columns))}" for domain in tables)
+    unknown = ConfigError(
+        f"the columns {', '.join(sorted(columns))} are of nothing that gristmill makes: {expected}",
         code="unknown_output",
         where=str(path),
     )
+    return Unclear(path, closest if closest.columns & columns else None, unknown)

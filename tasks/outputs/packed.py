@@ -15,7 +15,7 @@ from schemas.errors import ConfigError
 from schemas.inspection import Inspection
 from schemas.report import Chart, Column, Fact, Sample, Span, Table
 from schemas.sft import Count
-from tasks.outputs.finding import Outputs
+from tasks.outputs.found import Outputs, Tables
 from tasks.report.histogram import even_classes, fill_classes, histogram
 from tasks.report.numbers import count, share, size
 from tasks.sft.shards.find import open_shard
@@ -107,7 +107,7 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
         ):
             about.setdefault(name, set()).add("not said" if value is None else str(value))
         done = counts.totals - before
-        shards.append((_name(path, outputs), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
+        shards.append((outputs.name(path), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
     return Inspection(
         path=outputs.path,
         kind=outputs.kind,
@@ -119,12 +119,6 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
 
 
 _TOTALS = ("bins", "sequences", "tokens", "trained")
-
-
-def _name(path: Path, outputs: Outputs) -> str:
-    """The shard's path in its run or folder."""
-    root = outputs.run_dir or Path(outputs.path)
-    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else path.name
 
 
 def _bytes(path: Path) -> int:
@@ -236,6 +230,13 @@ def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
     if shown < len(ids):
         note += f"; the first {count(shown)} tokens are shown"
     return Sample(title, tuple(sequences), note)
+
+
+def query_packed(outputs: Outputs) -> Tables:
+    """The table `bins`: Parquet in place, other formats as batches."""
+    if all(file.suffix == ".parquet" for file in outputs.files):
+        return Tables(files={"bins": outputs.files})
+    return Tables(streams={"bins": packed_batches(outputs.files)})
 
 
 def packed_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from schemas.inspection import Inspection
 from schemas.probes import measurements_schema
 from schemas.report import Chart, Column, Fact, Series, Table
-from tasks.outputs.finding import Outputs
+from tasks.outputs.found import Outputs, Tables
 from tasks.probes.training.crops import Contexts, Crops
 from tasks.probes.training.sampler import MODES, ProbeRowSampler
 from tasks.probes.training.source import ProbeRowDataSource
@@ -33,7 +33,7 @@ _GROUPS = (64, 256)
 _MEASUREMENTS = 8
 
 
-def inspect_probes(outputs: Outputs, rows: int, first: int) -> Inspection:
+def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
     """Look at ArrayRecord shards.
 
     Args:
@@ -195,6 +195,11 @@ def _crop(crops: Crops) -> list[Table]:
         f"ids {' '.join(map(str, tokens[:24].tolist()))} …"
     )
     return [Table("A crop, decoded from its tokens", (*heads, Column("time")), tuple(rows), note)]
+
+
+def query_probes(outputs: Outputs) -> Tables:
+    """The table `measurements`."""
+    return Tables(streams={"measurements": measurement_batches(outputs.files)})
 
 
 def measurement_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:

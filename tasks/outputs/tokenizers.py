@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from schemas.errors import InputError
+from schemas.errors import ConfigError
 from schemas.inspection import Inspection
 from schemas.report import Column, Fact, Sample, Span, Table
-from tasks.outputs.finding import Outputs
+from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count, size
-from tasks.storage.reading import file_bytes
+from tasks.tokenizer.loading import TOKENIZER_FILE, load_tokenizer
 
 _SENTENCE = 'def greet(name):\n    return f"Hello, {name}! Grüße aus Zürich, 你好 🙂 3.14159"\n'
 
 
-def inspect_tokenizer(outputs: Outputs) -> Inspection:
-    """Look at a tokenizer's folder, or its `tokenizer.json`.
+def inspect_tokenizer(
+    outputs: Outputs, rows: int = 0, first: int = 0, tokenizer: Path | None = None
+) -> Inspection:
+    """Look at a `tokenizer.json`.
 
     Raises:
+        ConfigError: `mixed_outputs`: there are several.
         InputError: it cannot be read.
     """
-    from tokenizers import Tokenizer
-
-    [path] = outputs.files
-    file = path if path.is_file() else path / "tokenizer.json"
-    try:
-        tokenizer: Any = Tokenizer.from_file(str(file))
-    # The library raises bare Exception.
-    except Exception as error:
-        raise InputError(
-            f"not a readable tokenizer: {error}", code="bad_tokenizer", where=str(file)
-        ) from error
-    encoded = tokenizer.encode(_SENTENCE, add_special_tokens=False)
-    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    if len(outputs.files) != 1:
+        names = ", ".join(map(outputs.name, outputs.files)) or "none"
+        raise ConfigError(
+            f"expected one {TOKENIZER_FILE}, there are: {names}; name one",
+            code="mixed_outputs",
+            where=outputs.path,
+        )
+    [file] = outputs.files
+    found = load_tokenizer(file)
+    encoded = found.encode(_SENTENCE, add_special_tokens=False)
+    added = sorted(found.get_added_tokens_decoder().items())
     special = Table(
         "Added tokens",
         (Column("id", True), Column("token"), Column("special")),
@@ -41,10 +41,15 @@ def inspect_tokenizer(outputs: Outputs) -> Inspection:
     )
     pieces = tuple((Span(_SENTENCE[start:end], False),) for start, end in encoded.offsets)
     facts = (
-        Fact("vocabulary", count(tokenizer.get_vocab_size()), f"{count(len(added))} added"),
-        Fact("model", type(tokenizer.model).__name__),
-        Fact("stored", size(file_bytes(file)), Path(file).name),
+        Fact("vocabulary", count(found.get_vocab_size()), f"{count(len(added))} added"),
+        Fact("model", type(found.model).__name__),
+        Fact("stored", size(file.stat().st_size), file.name),
     )
     ids = " ".join(map(str, encoded.ids))
     sample = Sample("A sentence, piece by piece", pieces, f"{count(len(encoded.ids))} tokens: {ids}")
     return Inspection(outputs.path, outputs.kind, facts, (special,), (), (sample,))
+
+
+def query_tokenizer(outputs: Outputs) -> Tables:
+    """Raise a `ConfigError`: there is nothing to query."""
+    raise ConfigError("a tokenizer holds no rows to query", code="bad_query", where=outputs.path)

@@ -1,123 +1,78 @@
-"""Validate anything Gristmill makes or reads: a run, an output folder, a folder of shards, one file."""
+"""Validate anything Gristmill makes or reads: a run, an output folder, a folder of files of one kind, one file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from schemas import corpus, probes, sft, tokenizer
-from schemas.errors import ConfigError, IntegrityError
-from schemas.run import RunManifest
+from schemas.errors import ConfigError, GristmillError, IntegrityError
 from schemas.verdict import Fault, Verdict
-from tasks.corpus.validate import validate_sample
-from tasks.probes.validate import validate_probes, validate_records
-from tasks.run.history import published_faults, read_manifest
-from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS
+from tasks.outputs.domains import REJECTED
+from tasks.outputs.finding import domain_of, sort_out
+from tasks.outputs.rejects import check_ledger
+from tasks.run.find import Found, find
+from tasks.run.history import published_faults
 from tasks.run.receipts import Verify
-from tasks.sft.shards.find import find_shards, shard_format
-from tasks.sft.shards.validate import validate_shards
-from tasks.sft.validate import validate_packed
-from tasks.storage.listing import walk
-from tasks.storage.parquet import read_table
-from tasks.tokenizer.validate import validate_tokenizer
-
-_RECORDS = ".arrayrecord"
-
-# What a run of each flow must keep beyond manifest, files and ledger.
-_BY_FLOW: dict[str, Callable[[Path, RunManifest, bool], Verdict]] = {
-    sft.FLOW: validate_packed,
-    corpus.FLOW: validate_sample,
-    tokenizer.FLOW: validate_tokenizer,
-    probes.FLOW: validate_probes,
-}
 
 
 def validate_path(path: Path, full: bool = True) -> Verdict:
     """Validate what lies at `path`.
 
     Args:
-        path: a run folder, an output folder (its latest run), a folder of shards, or a shard.
+        path: a run folder, an output folder (its latest run), a folder of shards or of reject files, a tokenizer's
+            folder, or one such file.
         full: read every row and check digests; otherwise sizes, links and the ledger of a run, and the rows
-            of loose shards.
+            of loose files.
 
     Raises:
-        ConfigError: nothing there can be validated.
+        ConfigError: nothing there can be validated, or a folder holds files of several kinds.
     """
-    if not path.exists():
-        raise ConfigError("nothing is there", code="missing_path", where=str(path))
-    if path.is_file() and path.suffix == _RECORDS:
-        return validate_records([path], "file", str(path))
-    if path.is_file() or shard_format(path) is not None:
-        return validate_shards([path], "file", str(path))
-    for run in (path, path / LATEST):
-        if (run / MANIFEST).is_file() or _is_run_folder(run):
-            return _validate_run(run.resolve(), full)
-    if (path / MARKER).is_file():
-        raise ConfigError(
-            "this output folder has no published run yet; run its flow to the end",
-            code="missing_path",
-            where=str(path),
-        )
-    records = walk(path, f"*{_RECORDS}")
-    if records:
-        return validate_records(records, "folder", str(path))
+    found = find(path)
+    return _validate_run(found, full) if found.is_run else _validate_loose(found)
+
+
+def _validate_loose(found: Found[Path]) -> Verdict:
+    pile = sort_out(found)
+    kind, where = "file" if pile.is_single else "folder", str(found.named)
+    verdicts = []
+    # What cannot be read, or lacks a column, is judged as what lies around it, or as what it is most like.
+    doubtful = [file.path for file in pile.unclear]
+    if pile.domain is not None:
+        files = sorted([*pile.files, *doubtful], key=lambda file: file.parts)
+        verdicts.append(pile.domain.validate_files(files, kind, where))
+    else:
+        faults = tuple(_fault(file.error, "schema") for file in pile.unclear)
+        verdicts.append(Verdict(path=where, kind=kind, counts={"files": len(faults)}, faults=faults))
+    if pile.rejects:
+        verdicts.append(REJECTED.validate_files(pile.rejects, kind, where))
+    return Verdict(
+        path=where,
+        kind=kind,
+        counts={name: value for verdict in verdicts for name, value in verdict.counts.items()},
+        faults=tuple(fault for verdict in verdicts for fault in verdict.faults),
+    )
+
+
+def _validate_run(found: Found[Path], full: bool) -> Verdict:
+    folder = found.folder
     try:
-        shards = find_shards(path)
-    except ConfigError:
-        raise ConfigError(
-            "the folder holds neither a run (manifest.json) nor packed or ArrayRecord shards",
-            code="missing_path",
-            where=str(path),
-        ) from None
-    return validate_shards(shards, "folder", str(path))
-
-
-def _is_run_folder(path: Path) -> bool:
-    """Whether this is a run's place in an output folder, complete or not."""
-    folder = path.resolve()
-    return folder.is_dir() and folder.parent.name == RUNS and (folder.parents[1] / MARKER).is_file()
-
-
-def _validate_run(folder: Path, full: bool) -> Verdict:
-    try:
-        manifest = read_manifest(folder)
+        manifest = found.manifest
     except IntegrityError as error:
         return Verdict(path=str(folder), kind="run", faults=(_fault(error),))
-    faults = _check_rejects(folder, manifest)
+    faults = check_ledger(found)
     level = Verify.SHA256 if full else Verify.SIZE
     faults += [_fault(error) for error in published_faults(folder, manifest, level)]
     counts = {"files": len(manifest.outputs)}
-    of_flow = _BY_FLOW.get(manifest.flow)
-    if of_flow is None:
-        detail = f"unknown flow {manifest.flow!r}; known: {', '.join(sorted(_BY_FLOW))}"
-        faults.append(Fault(where=str(folder / MANIFEST), rule="flow", detail=detail))
+    try:
+        validate = domain_of(found).validate_run
+    except ConfigError as error:
+        faults.append(_fault(error, "flow"))
     else:
-        verdict = of_flow(folder, manifest, full)
-        counts |= verdict.counts
-        faults += verdict.faults
+        if validate is not None:
+            verdict = validate(folder, manifest, full)
+            counts |= verdict.counts
+            faults += verdict.faults
     return Verdict(path=str(folder), kind="run", counts=counts, faults=tuple(faults))
 
 
-def _fault(error: IntegrityError) -> Fault:
-    return Fault(where=error.where, rule=error.code, detail=error.message)
-
-
-def _check_rejects(folder: Path, manifest: RunManifest) -> list[Fault]:
-    """The rejected rows the ledger counts are the rows that reject files list."""
-    import pyarrow as pa
-
-    listed: dict[str, int] = {}
-    for record in manifest.outputs:
-        path = folder / record.path
-        if not record.path.startswith("rejects/") or not path.is_file():
-            continue
-        try:
-            reasons = read_table(path, ["reason"]).column(0).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            return [Fault(where=str(path), rule="readable", detail=f"not a readable reject file: {error}")]
-        for reason in reasons:
-            listed[reason] = listed.get(reason, 0) + 1
-    if listed == manifest.ledger.rejected:
-        return []
-    detail = f"the ledger rejected {manifest.ledger.rejected}, the files in rejects/ list {listed}"
-    return [Fault(where=str(folder / MANIFEST), rule="ledger", detail=detail)]
+def _fault(error: GristmillError, rule: str = "") -> Fault:
+    return Fault(where=error.where, rule=rule or error.code, detail=error.message)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from schemas.errors import IntegrityError
-from schemas.run import FileRecord, RunManifest
+from schemas.run import RunManifest
 from schemas.sft import BLEND
 from schemas.verdict import Fault, Verdict
 from tasks.run.layout import MANIFEST
 from tasks.sft.publish import PackedSplit
-from tasks.sft.shards.find import shard_format
+from tasks.sft.shards.find import shard_format, shard_of
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES
 from tasks.storage.reading import read_bytes
@@ -70,18 +70,12 @@ def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
     faults = _check_blend(folder)
     counts: dict[str, int] = {}
     if full:
-        shards = dict.fromkeys(folder / shard for shard in map(_shard_of, manifest.outputs) if shard)
+        shards = dict.fromkeys(folder / shard for shard in map(shard_of, manifest.outputs) if shard)
         verdict = validate_shards([shard for shard in shards if shard.exists()], "run", where)
         counts = {name: value for name, value in verdict.counts.items() if name != "files"}
         faults += verdict.faults
         faults += _check_totals(folder, manifest, counts)
     return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
-
-
-def _shard_of(output: FileRecord) -> str | None:
-    """The shard this file is, or is part of: datasets/{name}/{hash}/{split}/{shard}."""
-    parts = PurePosixPath(output.path).parts
-    return "/".join(parts[:5]) if parts[0] == "datasets" else None
 
 
 def _check_blend(folder: Path) -> list[Fault]:

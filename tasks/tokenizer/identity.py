@@ -6,13 +6,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import ConfigError
+from schemas.corpus import FLOW as SAMPLE_FLOW
+from schemas.errors import ConfigError, InputError
 from schemas.tokenizer import FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
 from tasks.inputs.files import InputFile, files_below
 from tasks.inputs.texts import template_source
 from tasks.run.contract import Domain
+from tasks.run.find import find, refuse_runs_below
 from tasks.run.identity import Identity, Source, fingerprint
-from tasks.run.layout import LATEST, MANIFEST
 
 DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
 
@@ -37,8 +38,9 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
     """Find the sample's shards, fingerprint them, hash everything that decides the tokenizer.
 
     Raises:
-        ConfigError: there is no sample, no template file, or the sample is what runs made here.
-        InputError: a shard cannot be read.
+        ConfigError: there is no sample, it is not published, of another flow, or what runs made here; or there is
+            no template file.
+        InputError: a shard is missing or cannot be read.
     """
     template = template_source(config.chat_template, "chat_template")
     files = _shards(Path(config.sample).expanduser())
@@ -57,14 +59,27 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
 
 
 def _shards(sample: Path) -> tuple[InputFile, ...]:
-    for folder in (sample, sample / LATEST):
-        if (folder / MANIFEST).is_file():
-            # Resolved once: a newer run must not take over half-way.
-            return files_below(folder.resolve(), "*", _SHARDS)
     if not sample.is_dir():
         raise ConfigError(
             "no such folder; give a run or output folder of sample-corpus",
             code="missing_path",
             where=str(sample),
         )
-    return files_below(sample, "**/*", _ANY)
+    # Resolved once: a newer run must not take over half-way.
+    found = find(sample)
+    found.refuse_unpublished()
+    if not found.is_run:
+        files = files_below(sample, "**/*", _ANY)
+        refuse_runs_below(sample, [file.path for file in files])
+        return files
+    found.manifest_of(SAMPLE_FLOW, "sample")
+    files = files_below(found.folder, "*", _SHARDS)
+    there = {file.path for file in files}
+    for shard in found.outputs("train-", ".parquet"):
+        if shard not in there:
+            raise InputError(
+                "this shard of the sample is missing; run sample-corpus again to restore it",
+                code="missing_shard",
+                where=str(shard),
+            )
+    return files

@@ -128,7 +128,8 @@ def test_a_run_becomes_a_folder_of_splits(
     assert said["format"] == "memmap" and said["target_bytes"] > said["source_bytes"] > 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train", "valid"}
     for split in ("train", "valid"):
-        before, after = find_shards(tmp_path / "run", split), find_shards(tmp_path / "out" / split)
+        before = sorted((tmp_path / "run" / "splits" / split).iterdir())
+        after = find_shards(tmp_path / "out" / split)
         assert [path.name for path in after] == [path.stem for path in before]
         assert [rows_of(open_shard(path)) for path in after] == [rows_of(open_shard(p)) for p in before]
     assert validate_path(tmp_path / "out").ok

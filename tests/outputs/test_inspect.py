@@ -301,7 +301,7 @@ def test_reject_files_can_be_looked_at_alone(cli: Cli, packed: Path) -> None:
     ("make", "code", "says"),
     [
         (lambda path: None, 2, "nothing is there"),
-        (lambda path: path.mkdir(), 2, "no packed shards"),
+        (lambda path: path.mkdir(), 2, "neither a run (manifest.json) nor anything"),
         (lambda path: pq.write_table(pa.table({"a": [1]}), path), 2, "nothing that gristmill makes"),
         (lambda path: path.write_bytes(b"PAR1"), 1, "not a readable Parquet file"),
     ],

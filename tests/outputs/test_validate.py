@@ -482,8 +482,8 @@ def test_what_cannot_be_validated_is_a_usage_error(
     shutil.rmtree(run)
     for path, message in (
         (tmp_path / "nowhere", "nothing is there"),
-        (tmp_path / "empty", "neither a run (manifest.json) nor packed or ArrayRecord shards"),
-        (output, "this output folder has no published run yet"),
+        (tmp_path / "empty", "neither a run (manifest.json) nor anything that gristmill makes or reads"),
+        (output, "there is no published run in this output folder yet"),
     ):
         assert main(["validate", str(path)]) == 2
         error = capsys.readouterr().err

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import ConfigError, InputError
-from schemas.probes import SHARD_SUFFIX, SPLITS
-from tasks.run.layout import LATEST
-from tasks.storage.listing import entries, glob
+from schemas.probes import FLOW, SHARD_SUFFIX, SPLITS
+from tasks.run.find import find
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -27,7 +27,7 @@ def find_shards(path: Paths, split: str) -> tuple[str, ...]:
             after a split.
 
     Raises:
-        ConfigError: `path` names no file, or no shard.
+        ConfigError: `path` names no file, no shard, a run of another flow, or one that is not published.
         InputError: `missing_shard`, when a folder lacks a shard that the names of the others count.
     """
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
@@ -47,17 +47,24 @@ def _files(path: str, split: str) -> list[Path]:
         return _in_folder(here, split)
     if here.is_file():
         return [here]
-    files = [match for match in map(Path, glob(str(here))) if match.is_file()]
+    # Path.glob has no absolute patterns.
+    matches = [Path(match) for match in sorted(glob.glob(str(here), recursive=True))]  # noqa: PTH207
+    files = [match for match in matches if match.is_file()]
     if not files:
         raise ConfigError("no such file or folder, and no file matches it as a glob", where=path)
     return files
 
 
 def _in_folder(folder: Path, split: str) -> list[Path]:
-    if (folder / LATEST).is_dir():
-        # Resolved now: a run published later must not change the files of this reader.
-        folder = (folder / LATEST).resolve()
-    files = entries(folder, f"*{SHARD_SUFFIX}")
+    # Resolved now: a run published later must not change the files of this reader.
+    found = find(folder)
+    if found.is_run:
+        found.manifest_of(FLOW, "probe rows")
+        folder = found.folder
+        files = [file for file in found.outputs(ending=SHARD_SUFFIX) if file.is_file()]
+    else:
+        # Hidden names are files being written.
+        files = sorted(file for file in folder.glob(f"*{SHARD_SUFFIX}") if not file.name.startswith("."))
     if any(file.name.startswith(tuple(f"{name}-" for name in SPLITS)) for file in files):
         files = [file for file in files if file.name.startswith(f"{split}-")]
     if not files:

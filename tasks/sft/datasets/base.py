@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,7 +149,7 @@ def collate_of(
         pad_seq_length_to_mult=pad_seq_length_to_mult,
         pad_seq_to_mult=pad_seq_to_mult,
         return_cu_seqlen=return_cu_seqlen,
-        static=StaticShape.read(Path(pack_metadata_file_path))
+        static=StaticShape.read(pack_metadata_file_path)
         if pad_cu_seqlens and pack_metadata_file_path is not None
         else None,
     )

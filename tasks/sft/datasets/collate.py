@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
-from tasks.storage.reading import read_bytes
+from tasks.run.find import read_bytes
 
 Item = Mapping[str, Any]
 _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqlen")
@@ -38,7 +38,7 @@ class StaticShape:
     min_packed_seqlen: int
 
     @classmethod
-    def read(cls, path: Path) -> StaticShape:
+    def read(cls, path: str | os.PathLike[str]) -> StaticShape:
         """From a pack-metadata file.
 
         Raises:

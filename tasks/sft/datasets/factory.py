@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -12,20 +13,19 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.sft import BLEND, StorageFormat
+from tasks.run.find import Found, Kind, find, find_uri, local_path, names_below, read_bytes
+from tasks.run.find import Location as AnyLocation
 from tasks.sft.datasets.base import SftDataset
 from tasks.sft.datasets.blend import BlendedDataset
+from tasks.sft.datasets.locate import Location, locate
 from tasks.sft.datasets.order import WINDOW
 from tasks.sft.datasets.packed import (
-    Location,
     MultiShardDataset,
     PackedMemmapDataset,
     PackedNpyDataset,
     PackedParquetDataset,
-    local_path,
-    locate,
 )
-from tasks.sft.shards.find import run_at, shard_format
-from tasks.storage.reading import read_bytes
+from tasks.sft.shards.find import packed_manifest, shard_format
 
 _CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
     StorageFormat.PARQUET: PackedParquetDataset,
@@ -46,7 +46,8 @@ def create_sft_dataset(
     shards in order.
 
     Args:
-        spec: a shard, a folder, a glob, a run, an output folder, a `blend.json`, a URI, or a list of shards.
+        spec: a shard, a folder, a glob, a run, an output folder, a `blend.json`, a URI of one of these, or a list
+            of shards.
         split: of a run, an output folder, or a folder with a folder of this name.
         tokenizer: see `MultiShardDataset`.
         options: further arguments of `MultiShardDataset`. With padded `cu_seqlens` a run's own pack metadata are the
@@ -71,21 +72,38 @@ def _dataset(paths: Sequence[Path | str], tokenizer: Any, options: dict[str, Any
     return (_CLASSES[single] if single else MultiShardDataset)(paths, tokenizer, **options)
 
 
-def _run(spec: Location) -> Path | None:
+def _run(spec: Location) -> Found[Path] | Found[str] | None:
+    """The folder whose blend is meant: a run, or where a `blend.json` lies."""
     path = local_path(spec)
     if path is None:
-        return None
+        return _remote_run(os.fspath(spec))
     if path.name == BLEND and path.is_file():
-        return path.resolve().parent
-    return run_at(path) if path.is_dir() and shard_format(path) is None else None
+        folder = path.resolve().parent
+        return Found(folder, Kind.FOLDER, folder)
+    return _packed(find(path)) if path.is_dir() and shard_format(path) is None else None
 
 
-def _blend(run: Path, split: str, tokenizer: Any, options: dict[str, Any]) -> SftDataset:
+def _remote_run(uri: str) -> Found[str] | None:
+    if glob.has_magic(uri):
+        return None
+    folder = uri.removesuffix(f"/{BLEND}")
+    found = find_uri(folder)
+    return found if folder != uri and not found.is_run else _packed(found)
+
+
+def _packed(found: Found[AnyLocation]) -> Found[AnyLocation] | None:
+    if not found.is_run:
+        return None
+    packed_manifest(found)
+    return found
+
+
+def _blend(run: Found[Path] | Found[str], split: str, tokenizer: Any, options: dict[str, Any]) -> SftDataset:
     entries = _entries(run, split)
     if options.get("pad_cu_seqlens"):
-        options.setdefault("pack_metadata_file_path", run / "pack_metadata" / f"{split}.json")
+        options.setdefault("pack_metadata_file_path", run.at(f"pack_metadata/{split}.json"))
     # The shards of a data set lie in one folder, and their weights are its own, divided by size.
-    parts = [list(part) for _, part in groupby(entries, key=lambda entry: entry[1].parent)]
+    parts = [list(part) for _, part in groupby(entries, key=lambda entry: os.path.dirname(entry[1]))]  # noqa: PTH120 - or a URI
     if len(parts) == 1:
         return _dataset([path for _, path in parts[0]], tokenizer, options)
     samples, seed = options.pop("max_num_samples", None), options.pop("seed", 1234)
@@ -100,14 +118,15 @@ def _blend(run: Path, split: str, tokenizer: Any, options: dict[str, Any]) -> Sf
     return BlendedDataset(datasets, weights, samples, seed, window=window)
 
 
-def _entries(run: Path, split: str) -> list[tuple[float, Path]]:
+def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Path | str]]:
     """Weight and shard of each entry of a run's blend."""
-    path = run / BLEND
+    path = run.at(BLEND)
+    names = _names(run) if isinstance(run.folder, str) else frozenset()
     try:
         blend = json.loads(read_bytes(path))
         named = blend.get(split)
         entries = [
-            (float(weight), _shard(run, name)) for weight, name in zip(named[0::2], named[1::2], strict=True)
+            (float(weight), _shard(run, name, names)) for weight, name in zip(named[0::2], named[1::2], strict=True)
         ] if named else []  # fmt: skip
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"not a readable blend: {error}", code="bad_blend", where=str(path)) from error
@@ -120,11 +139,27 @@ def _entries(run: Path, split: str) -> list[tuple[float, Path]]:
     return entries
 
 
-def _shard(run: Path, name: str) -> Path:
+def _names(run: Found[Any]) -> frozenset[str]:
+    """All files of a folder behind a URI: to ask for each shard would be a request each."""
+    if run.is_run:
+        return frozenset(record.path for record in run.manifest.outputs)
+    return frozenset(names_below(run.folder))
+
+
+def _shard(run: Found[Path] | Found[str], name: str, names: frozenset[str]) -> Path | str:
     for ending in _ENDINGS:
-        path = run / f"{name}{ending}"
-        if shard_format(path) is not None:
-            return path
+        shard = run.at(f"{name}{ending}")
+        if isinstance(shard, Path):
+            is_there = shard_format(shard) is not None
+        else:
+            is_there = f"{name}{ending}" in names and shard.endswith(".parquet")
+        if is_there:
+            return shard
+    detail = (
+        ""
+        if isinstance(run.folder, Path)
+        else " as Parquet; other formats are read from local or mounted folders"
+    )
     raise ConfigError(
-        f"the blend names {name!r}, which is not there", code="missing_path", where=str(run / BLEND)
+        f"the blend names {name!r}, which is not there{detail}", code="missing_path", where=str(run.at(BLEND))
     )

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,11 @@ from schemas.sft import StorageFormat
 from schemas.verdict import Verdict
 from tasks.sft.datasets.access import Bin, BinAccess, ShardIndex
 from tasks.sft.datasets.base import SftDataset, collate_of
+from tasks.sft.datasets.locate import Location, locate
 from tasks.sft.datasets.order import WINDOW
-from tasks.sft.shards.find import find_shards, of_split, shard_format
-from tasks.sft.shards.remote import find_uri_shards
+from tasks.sft.shards.find import shard_format
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.validate import validate_shards
-from tasks.storage.listing import glob, is_pattern
-
-Location = str | os.PathLike[str]
 
 
 class MultiShardDataset(SftDataset):
@@ -162,53 +158,3 @@ class PackedNpyDataset(MultiShardDataset):
     """Legacy `.npy`, read without unpickling. Arguments as `MultiShardDataset`."""
 
     format = StorageFormat.NPY
-
-
-def locate(location: Location, split: str | None = None) -> list[Path] | list[str]:
-    """The shards that a file, folder, glob, run, output folder or URI means: resolved paths, or URIs.
-
-    Links are followed here, once: what `latest` names later does not matter any more.
-
-    Args:
-        split: of a run or output folder, or of a folder with folders named for splits.
-
-    Raises:
-        ConfigError: there are none, or of several formats; no split is chosen, and there are several.
-    """
-    text = os.fspath(location)
-    path = local_path(location)
-    if path is None:
-        return find_uri_shards(text, split)
-    if not path.exists() and is_pattern(str(path)):
-        found = [Path(name) for name in glob(str(path))]
-        # Not the arrays inside a memmap shard, which `**` matches too.
-        shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
-        if not shards:
-            raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
-    else:
-        path = path.resolve()
-        shards = find_shards(path, split)
-        if path.is_dir():
-            below = [shard.parts[len(path.parts) :] for shard in shards]
-            shards = of_split(shards, below, split, text)
-    formats = {str(shard_format(shard)) for shard in shards}
-    if len(formats) > 1:
-        raise ConfigError(
-            f"shards of several formats, {' and '.join(sorted(formats))}, perhaps the same bins twice; name one",
-            code="mixed_shards",
-            where=text,
-        )
-    return [shard.resolve() for shard in shards]
-
-
-def local_path(location: Location) -> Path | None:
-    """The path that a location is; `None` for a URI other than `file://`.
-
-    >>> local_path("s3://bucket/shards"), str(local_path("file:///data/a%20b"))
-    (None, '/data/a b')
-    """
-    text = os.fspath(location)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme == "file":
-        return Path(unquote(rest))
-    return None if separator and scheme.isalnum() else Path(text).expanduser()

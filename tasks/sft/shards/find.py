@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from schemas.errors import ConfigError, IntegrityError
+from schemas.errors import ConfigError
+from schemas.run import FileRecord, RunManifest
 from schemas.sft import FLOW, SPLIT_NAMES, SPLITS, StorageFormat
 from schemas.sft_memmap import MEMMAP_FORMAT, MEMMAP_MANIFEST
-from tasks.run.history import read_manifest
-from tasks.run.layout import LATEST, MANIFEST, MARKER
+from tasks.run.find import Found, Kind, Location, files_below, find
 from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.npy_reader import NpyShard
 from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.sft.shards.shard import Shard
-from tasks.storage.listing import entries
-from tasks.storage.reading import read_bytes
 
 _SUFFIXES = {".parquet": StorageFormat.PARQUET, ".npy": StorageFormat.NPY}
 _SHARDS: dict[StorageFormat, type[ParquetShard] | type[MemmapShard] | type[NpyShard]] = {
@@ -26,8 +24,6 @@ _SHARDS: dict[StorageFormat, type[ParquetShard] | type[MemmapShard] | type[NpySh
     StorageFormat.NPY: NpyShard,
 }
 _MAX_MANIFEST = 1 << 20
-
-Found = TypeVar("Found", Path, str)
 
 
 def shard_format(path: Path) -> StorageFormat | None:
@@ -41,7 +37,8 @@ def _is_memmap(folder: Path) -> bool:
     if (folder / "input_ids.npy").is_file():
         return True
     try:
-        manifest = json.loads(read_bytes(folder / MEMMAP_MANIFEST, _MAX_MANIFEST))
+        with (folder / MEMMAP_MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(_MAX_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == MEMMAP_FORMAT
@@ -73,31 +70,85 @@ def find_shards(path: Path, split: str | None = None) -> list[Path]:
         split: of a run or an output folder, take only this split.
 
     Raises:
-        ConfigError: `missing_path`, there are none; `not_packed`, a run of another flow.
+        ConfigError: `missing_path`, there are none; `not_packed`, a run of another flow; `unpublished`, a run without
+            a manifest; `run_below`, a folder with runs somewhere below.
     """
-    _check_there(path)
     if shard_format(path) is not None:
         return [path]
-    if path.is_file():
+    found = find(path)
+    if found.kind is Kind.FILE:
         open_shard(path)  # raises
-    run = run_at(path)
-    folder = path
-    if run is not None:
-        folder = run / "datasets" if split is None else run / SPLITS / split
-    shards = list(_walk(folder)) if folder.is_dir() else []
+    if not found.is_run:
+        shards = [shard for shard in files_below(path, is_folder_shard) if shard_format(shard) is not None]
+    else:
+        shards = run_shards(found, split)
+        for shard in shards:
+            if shard_format(shard) is None:
+                raise ConfigError(
+                    "this shard of the run is missing; run its flow again to restore it",
+                    code="missing_path",
+                    where=str(shard),
+                )
     if not shards:
         raise ConfigError(
-            f"no packed shards are there{f' for split {split!r}' if run and split else ''}; expected .parquet or "
-            ".npy files, memmap folders, a run or an output folder of pack-sft",
+            f"no packed shards are there{f' for split {split!r}' if found.is_run and split else ''}; expected "
+            ".parquet or .npy files, memmap folders, a run or an output folder of pack-sft",
             code="missing_path",
             where=str(path),
         )
     return shards
 
 
+def is_folder_shard(path: Path) -> bool:
+    """Whether this is a memmap shard, which is a folder."""
+    return path.is_dir() and shard_format(path) is not None
+
+
+def run_shards(found: Found[Location], split: str | None = None) -> list[Location]:
+    """The shards of a run, each once, as its manifest names them.
+
+    Args:
+        split: only this one's, in the order of their links in `splits/{split}`; otherwise all, in the order of their
+            paths. Links are not followed but read from the manifest: in a copied run they may be files.
+
+    Raises:
+        ConfigError: `not_packed`, `unpublished`.
+    """
+    manifest = packed_manifest(found)
+    if split is None:
+        shards = {shard for record in manifest.outputs if (shard := shard_of(record)) is not None}
+        return [found.at(shard) for shard in sorted(shards, key=lambda shard: shard.split("/"))]
+    return [found.at(shard) for _, shard in split_links(manifest, split)]
+
+
+def packed_manifest(found: Found[Location]) -> RunManifest:
+    """The manifest of a published run of pack-sft.
+
+    Raises:
+        ConfigError: `not_packed`, it is of another flow or damaged; `unpublished`, it has none.
+    """
+    return found.manifest_of(FLOW, "packed shards", "not_packed")
+
+
+def split_links(manifest: RunManifest, split: str) -> list[tuple[str, str]]:
+    """Name of each link in `splits/{split}`, and the shard it leads to, relative to the run's folder."""
+    folder = f"{SPLITS}/{split}"
+    return [
+        (link.removeprefix(f"{folder}/"), posixpath.normpath(f"{folder}/{target}"))
+        for link, target in sorted(manifest.links.items())
+        if link.startswith(f"{folder}/")
+    ]
+
+
+def shard_of(output: FileRecord) -> str | None:
+    """The shard this file of a run is, or is part of: `datasets/{name}/{hash}/{split}/{shard}`."""
+    parts = output.path.split("/")
+    return "/".join(parts[:5]) if parts[0] == "datasets" else None
+
+
 def of_split(
-    shards: list[Found], below: Sequence[Sequence[str]], split: str | None, where: str
-) -> list[Found]:
+    shards: list[Location], below: Sequence[Sequence[str]], split: str | None, where: str
+) -> list[Location]:
     """The shards of one split, if some lie in folders named for splits; otherwise all.
 
     Args:
@@ -108,9 +159,9 @@ def of_split(
         ConfigError: `missing_split`, there is no such split; `several_splits`, there are several and none is chosen.
     """
     # The nearest folder counts: a data set may itself be called "test".
-    found = [next((name for name in reversed(names[:-1]) if name in SPLIT_NAMES), None) for names in below]
-    named = sorted({name for name in found if name is not None})
-    if split is None and len(set(found)) > 1 and named:
+    splits = [next((name for name in reversed(names[:-1]) if name in SPLIT_NAMES), None) for names in below]
+    named = sorted({name for name in splits if name is not None})
+    if split is None and len(set(splits)) > 1 and named:
         raise ConfigError(
             f"shards of {' and '.join(named)} lie here; name one split's folder, or use create_sft_dataset",
             code="several_splits",
@@ -118,7 +169,7 @@ def of_split(
         )
     if split is None or not named:
         return shards
-    chosen = [shard for shard, name in zip(shards, found, strict=True) if name == split]
+    chosen = [shard for shard, name in zip(shards, splits, strict=True) if name == split]
     if not chosen:
         raise ConfigError(
             f"there is no split {split!r}, there are {', '.join(named)}", code="missing_split", where=where
@@ -129,37 +180,3 @@ def of_split(
 def _check_there(path: Path) -> None:
     if not path.exists():
         raise ConfigError("nothing is there", code="missing_path", where=str(path))
-
-
-def run_at(path: Path) -> Path | None:
-    """The run folder that `path` means, if it means one."""
-    for folder in (path, path / LATEST):
-        if (folder / MANIFEST).is_file():
-            run = folder.resolve()
-            try:
-                flow = read_manifest(run).flow
-            except IntegrityError as error:
-                raise ConfigError(error.message, code="not_packed", where=error.where) from None
-            if flow != FLOW:
-                raise ConfigError(
-                    f"a run of {flow!r}, which makes no packed shards", code="not_packed", where=str(run)
-                )
-            return run
-    if (path / MARKER).is_file():
-        raise ConfigError(
-            "this output folder has no published run yet; run its flow to the end",
-            code="missing_path",
-            where=str(path),
-        )
-    return None
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in entries(folder):
-        # Hidden names are files being written.
-        if path.name.startswith("."):
-            continue
-        if shard_format(path) is not None:
-            yield path
-        elif path.is_dir() and not path.is_symlink():
-            yield from _walk(path)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from functools import cached_property
 from typing import Any
 
-from schemas.errors import ConfigError
-from tasks.sft.shards.find import of_split
+from schemas.errors import ConfigError, InputError
+from tasks.run.find import Kind, file_system, find_uri, names_below
+from tasks.sft.shards.find import of_split, run_shards
 from tasks.sft.shards.parquet_reader import ParquetShard
-from tasks.storage.listing import files_below, glob, is_pattern
-from tasks.storage.remote import open_uri, store_at
 
 
 class UriParquetShard(ParquetShard):
@@ -20,7 +20,8 @@ class UriParquetShard(ParquetShard):
 
     @cached_property
     def _handle(self) -> Any:
-        return open_uri(self.path)
+        system, name = file_system(self.path)
+        return system.open(name, "rb")
 
     def _source(self) -> Any:
         return self._handle
@@ -33,25 +34,43 @@ class UriParquetShard(ParquetShard):
 
 
 def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
-    """The Parquet shards at a URI, in order: a file, a folder with shards anywhere below, or a glob.
+    """The Parquet shards at a URI, in order: a file, a folder with shards anywhere below, a glob, a run.
 
     Args:
-        split: of a folder with folders named for splits.
+        split: of a run or an output folder, or of a folder with folders named for splits.
 
     Raises:
-        ConfigError: `missing_path`, there are none; `unsupported_uri`, fsspec has no such protocol.
+        ConfigError: `missing_path`, there are none; `unsupported_uri`, fsspec has no such protocol; otherwise as
+            `tasks.sft.shards.find.find_shards`.
         InputError: it cannot be listed.
     """
-    store, name = store_at(uri)
-    found = glob(name, store) if is_pattern(name) else files_below(name, store)
-    shards = [path for path in found if path.endswith(".parquet")]
+    if glob.has_magic(uri):
+        return _parquet(_matches(uri), uri)
+    found = find_uri(uri)
+    if found.kind is Kind.FILE:
+        return _parquet([uri], uri)
+    if found.is_run:
+        shards = _parquet(run_shards(found, split), uri)
+    else:
+        shards = _parquet([found.at(name) for name in names_below(uri)], uri)
+    below = [shard.removeprefix(found.folder).split("/") for shard in shards]
+    return of_split(shards, below, split, uri)
+
+
+def _matches(pattern: str) -> list[str]:
+    system, name = file_system(pattern)
+    try:
+        return [str(system.unstrip_protocol(path)) for path in sorted(system.glob(name))]
+    except OSError as error:
+        raise InputError(f"cannot be listed: {error}", code="unreadable", where=pattern) from error
+
+
+def _parquet(uris: list[str], where: str) -> list[str]:
+    shards = [uri for uri in uris if uri.endswith(".parquet")]
     if not shards:
         raise ConfigError(
             "no .parquet files are there; other formats are read from local or mounted folders",
             code="missing_path",
-            where=uri,
+            where=where,
         )
-    if not is_pattern(name):
-        root = name.rstrip("/")
-        shards = of_split(shards, [path.removeprefix(root).split("/") for path in shards], split, uri)
-    return [store.uri(path) for path in shards]
+    return shards

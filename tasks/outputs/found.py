@@ -1,0 +1,53 @@
+"""An output as the domains look at it: its files, and the tables that a query finds in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from tasks.run.find import Found
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files of one kind.
+
+    Attributes:
+        path: what the user named.
+        kind: what they are, in a few words.
+        files: shards in order; of a tokenizer its `tokenizer.json`.
+        rejects: files of rejected rows beside them.
+        run: the run they are of, if they are of one.
+    """
+
+    path: str
+    kind: str
+    files: tuple[Path, ...]
+    rejects: tuple[Path, ...] = ()
+    run: Found[Path] | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder that shards are named relative to."""
+        return self.run.folder if self.run is not None else Path(self.path)
+
+    def name(self, file: Path) -> str:
+        """The name of a shard in its run or folder."""
+        is_below = file != self.root and file.is_relative_to(self.root)
+        return file.relative_to(self.root).as_posix() if is_below else file.name
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a query can read.
+
+    Attributes:
+        files: table name to Parquet files.
+        streams: table name to batches.
+    """
+
+    files: dict[str, Sequence[Path]] = field(default_factory=dict)
+    streams: dict[str, pa.RecordBatchReader] = field(default_factory=dict)

@@ -1,0 +1,117 @@
+"""Reject files: rows by reason, some of them, and whether they are what a run's ledger says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import InputError
+from schemas.inspection import Inspection
+from schemas.report import Column, Table
+from schemas.verdict import Fault, Verdict
+from tasks.inputs.columns import check_columns, is_text
+from tasks.outputs.documents import cut
+from tasks.outputs.found import Outputs, Tables
+from tasks.report.numbers import count
+from tasks.run.find import Found
+from tasks.run.layout import MANIFEST
+
+REJECTS = "rejects/"
+
+_BATCH_ROWS = 65_536
+
+_COLUMNS = {
+    "source_file": (is_text, "string"),
+    "row": (pa.types.is_int64, "int64"),
+    "reason": (is_text, "string"),
+    "detail": (is_text, "string"),
+}
+
+
+def validate_rejects(files: Sequence[Path], kind: str, where: str) -> Verdict:
+    """Validate reject files by themselves; counts `reject_files` and `rejected_rows`."""
+    checked = [check_columns(file, _COLUMNS) for file in files]
+    return Verdict(
+        path=where,
+        kind=kind,
+        counts={"reject_files": len(files), "rejected_rows": sum(rows for rows, _ in checked)},
+        faults=tuple(fault for _, faults in checked for fault in faults),
+    )
+
+
+def check_ledger(run: Found[Path]) -> list[Fault]:
+    """The rejected rows that the ledger counts are the rows that the reject files list."""
+    listed: Counter[str] = Counter()
+    for file in run.outputs(REJECTS):
+        try:
+            for batch in _batches(file, ["reason"]) if file.is_file() else ():
+                listed.update(_reasons(batch))
+        except InputError as error:
+            return [Fault(where=error.where, rule="readable", detail=error.message)]
+    rejected = run.manifest.ledger.rejected
+    if listed == rejected:
+        return []
+    detail = f"the ledger rejected {rejected}, the files in {REJECTS} list {dict(listed)}"
+    return [Fault(where=str(run.folder / MANIFEST), rule="ledger", detail=detail)]
+
+
+def inspect_rejects(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
+    """Look at reject files.
+
+    Args:
+        rows: rejected rows to show, from number `first` on.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    return Inspection(outputs.path, outputs.kind, tables=rejects_tables(outputs.files, rows, first))
+
+
+def rejects_tables(files: Sequence[Path], rows: int = 0, first: int = 0) -> tuple[Table, ...]:
+    """Rejected rows by reason, and some of them.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    reasons: Counter[str] = Counter()
+    shown: list[tuple[str, ...]] = []
+    number = 0
+    for file in files:
+        for batch in _batches(file):
+            reasons.update(_reasons(batch))
+            some = batch.slice(max(first - number, 0), max(0, rows - len(shown)))
+            shown += [
+                (str(row["reason"]), str(row["source_file"]), str(row["row"]), cut(str(row.get("detail"))))
+                for row in some.to_pylist()
+            ]
+            number += batch.num_rows
+    by_reason = Table(
+        "Rejected rows by reason",
+        (Column("reason"), Column("rows", True)),
+        tuple((reason, count(rows_of)) for reason, rows_of in reasons.most_common()),
+    )
+    columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
+    return (by_reason, Table("Rejected rows", columns, tuple(shown))) if shown else (by_reason,)
+
+
+def query_rejects(outputs: Outputs) -> Tables:
+    """The table `rejects`."""
+    return Tables(files={"rejects": outputs.files})
+
+
+def _batches(file: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(file) as opened:
+            yield from opened.iter_batches(_BATCH_ROWS, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"not a readable reject file: {error}", code="bad_parquet", where=str(file)
+        ) from error
+
+
+def _reasons(batch: pa.RecordBatch) -> dict[str, int]:
+    return {str(entry["values"]): entry["counts"] for entry in batch["reason"].value_counts().to_pylist()}

@@ -1,0 +1,446 @@
+"""Find out what lies at a path or behind a URI: a run, unpublished files, a loose folder, or one file.
+
+Structure alone decides, and only what the run contract makes alike for every flow: the marker of an output folder,
+the names `latest`, `runs` and `stages`, and a manifest with `config.json` and `inputs.json` beside it. What the files
+hold is a matter of their domain. A run is resolved once, here: what `latest` names later does not matter any more.
+
+Two classes at the end do all the looking, on local disk and through fsspec; nothing else here opens or lists a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import unquote
+
+from schemas.errors import ConfigError, InputError, IntegrityError
+from schemas.run import RunManifest
+from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+
+# A local path, or a URI that fsspec understands.
+Location = TypeVar("Location", Path, str)
+
+_NOTES = frozenset({MANIFEST, "config.json", "inputs.json"})
+
+
+class Kind(StrEnum):
+    """What can lie at a path.
+
+    `UNPUBLISHED` is a part of an output folder that no published run holds: `stages`, a stage, or what is below a run
+    that has no manifest.
+    """
+
+    RUN = "run"
+    UNPUBLISHED = "unpublished"
+    FOLDER = "folder"
+    FILE = "file"
+
+
+@dataclass(frozen=True)
+class Found(Generic[Location]):
+    """What lies at a path.
+
+    Attributes:
+        named: what the user named.
+        folder: of a run its own folder, with no link left in its path; otherwise `named`.
+        read: of a run its manifest, or what is wrong with it.
+    """
+
+    named: Location
+    kind: Kind
+    folder: Location
+    read: RunManifest | IntegrityError | None = None
+
+    @property
+    def is_run(self) -> bool:
+        return self.kind is Kind.RUN
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest of a run.
+
+        Raises:
+            IntegrityError: `no_manifest`, the run is not complete; `bad_manifest`, `ledger`, it is damaged.
+            ConfigError: `missing_path`, this is no run.
+        """
+        if isinstance(self.read, IntegrityError):
+            raise self.read
+        if self.read is None:
+            raise ConfigError("this is not a run", code="missing_path", where=str(self.named))
+        return self.read
+
+    def manifest_of(self, flow: str, holds: str, code: str = "other_flow") -> RunManifest:
+        """The manifest of a published run of one flow.
+
+        Args:
+            holds: what such a run holds, for the message.
+            code: of the errors about other flows and damaged manifests.
+
+        Raises:
+            ConfigError: `unpublished`, the run has no manifest yet; `code`, it is of another flow or damaged.
+        """
+        try:
+            manifest = self.manifest
+        except IntegrityError as error:
+            if error.code == "no_manifest":
+                raise _unpublished(f"this run has no {MANIFEST}, so it is not published", self) from None
+            raise ConfigError(error.message, code=code, where=error.where) from None
+        if manifest.flow != flow:
+            raise ConfigError(
+                f"this is a run of {manifest.flow!r}, which holds no {holds}; name a run of {flow!r}",
+                code=code,
+                where=str(self.folder),
+            )
+        return manifest
+
+    def refuse_unpublished(self) -> None:
+        """Raise a `ConfigError`, `unpublished`, if these files belong to no published run of their output folder."""
+        if self.kind is Kind.UNPUBLISHED:
+            raise _unpublished("these files are in an output folder, but in no published run", self)
+
+    def at(self, name: str) -> Location:
+        """The place of a file of this folder.
+
+        Args:
+            name: relative to the folder, with `/`.
+        """
+        return self.folder / name if isinstance(self.folder, Path) else f"{self.folder}/{name}"
+
+    def outputs(self, start: str = "", ending: str = "") -> tuple[Location, ...]:
+        """The files of a run whose published names begin and end like this, in the order of their names."""
+        names = sorted(record.path for record in self.manifest.outputs)
+        return tuple(self.at(name) for name in names if name.startswith(start) and name.endswith(ending))
+
+
+def _unpublished(what: str, found: Found[Any]) -> ConfigError:
+    return ConfigError(
+        f"{what}; run the flow to the end, then name the output folder or a run in it",
+        code="unpublished",
+        where=str(found.named),
+    )
+
+
+def find(path: Path) -> Found[Path]:
+    """What lies at a local path. An output folder is its latest run.
+
+    Raises:
+        ConfigError: `missing_path`: nothing is there, or an output folder without a published run.
+        InputError: `unreadable`: it cannot be looked at.
+    """
+    kind, folder, read = _look(_Disk(), str(path), str(path))
+    return Found(path, kind, Path(folder) if kind is Kind.RUN else path, read)
+
+
+def find_uri(uri: str) -> Found[str]:
+    """What lies behind a URI; a copied run or output folder, whose links have become files, is one.
+
+    Raises:
+        ConfigError: `missing_path`, as `find`; `unsupported_uri`: fsspec has no such protocol.
+        InputError: `unreadable`: it cannot be looked at.
+    """
+    system, name = file_system(uri)
+    kind, folder, read = _look(_Remote(system), name.rstrip("/"), uri)
+    return Found(uri, kind, str(system.unstrip_protocol(folder)), read)
+
+
+def files_below(folder: Path, is_whole: Callable[[Path], bool]) -> Iterator[Path]:
+    """The files below a loose folder, folder by folder in the order of their names.
+
+    Links to files count, linked folders are not entered, and hidden names are left out: they are being written.
+
+    Args:
+        is_whole: whether a folder is one thing in itself; it is given as it is, even if it is a link.
+
+    Raises:
+        ConfigError: `run_below`: an output folder or a run lies below, whose files have more than one name.
+        InputError: `unreadable`: a folder cannot be listed.
+    """
+    names = _Disk().names(str(folder))
+    _refuse_run_below(((name, str(folder)) for name in names), str(folder))
+    for name in sorted(names):
+        path = folder / name
+        if name.startswith("."):
+            continue
+        is_folder = path.is_dir()
+        if not is_folder or is_whole(path):
+            yield path
+        elif not path.is_symlink():
+            yield from files_below(path, is_whole)
+
+
+def names_below(uri: str) -> list[str]:
+    """The names of all files below a loose folder behind a URI, relative to it, sorted; hidden ones are left out.
+
+    Raises:
+        ConfigError: `run_below`, as `files_below`.
+        InputError: `unreadable`: it cannot be listed.
+    """
+    system, name = file_system(uri)
+    names = _Remote(system).names(name.rstrip("/"))
+    _refuse_run_below(((_name(name), _parent(name)) for name in names), uri)
+    return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
+
+
+def refuse_runs_below(root: Path, files: Iterable[Path]) -> None:
+    """Refuse files that belong to a run or an output folder below a loose folder; `files_below` does it by itself.
+
+    Raises:
+        ConfigError: `run_below`.
+    """
+    folders = {
+        above for file in files for above in file.parents if above != root and above.is_relative_to(root)
+    }
+    for folder in sorted(folders):
+        names = _Disk().names(str(folder))
+        _refuse_run_below(((name, str(folder)) for name in names), str(root))
+
+
+def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
+    """Refuse a folder that holds a run or an output folder.
+
+    Args:
+        names: each file's name and folder.
+    """
+    notes: dict[str, set[str]] = {}
+    for name, folder in names:
+        if name == MARKER or name in _NOTES:
+            notes.setdefault(folder, set()).add(name)
+    for folder, found in notes.items():
+        if MARKER in found or found >= _NOTES:
+            what = "an output folder" if MARKER in found else "a run"
+            raise ConfigError(
+                f"{what} lies in this folder: {folder or '.'}; name that instead, as its files have several names",
+                code="run_below",
+                where=where,
+            )
+
+
+def read_bytes(location: str | os.PathLike[str]) -> bytes:
+    """The content of a small file: at a local path, or behind a URI.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ConfigError: `unsupported_uri`.
+    """
+    path = local_path(location)
+    if path is not None:
+        return path.read_bytes()
+    system, name = file_system(os.fspath(location))
+    return bytes(system.cat_file(name))
+
+
+def local_path(location: str | os.PathLike[str]) -> Path | None:
+    """The path that a location is; `None` for a URI other than `file://`.
+
+    >>> local_path("s3://bucket/shards"), str(local_path("file:///data/a%20b"))
+    (None, '/data/a b')
+    """
+    text = os.fspath(location)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "file":
+        return Path(unquote(rest))
+    return None if separator and scheme.isalnum() else Path(text).expanduser()
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """The fsspec file system of a URI, and the name it has there.
+
+    Raises:
+        ConfigError: `unsupported_uri`: fsspec has no such protocol.
+    """
+    import fsspec
+
+    try:
+        system, name = fsspec.core.url_to_fs(uri)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"fsspec cannot open this: {error}", code="unsupported_uri", where=uri) from error
+    return system, str(name)
+
+
+def parse_manifest(content: bytes, where: str) -> RunManifest:
+    """The manifest of a run from its bytes.
+
+    Raises:
+        IntegrityError: `bad_manifest`; `ledger`: its ledger does not add up.
+    """
+    try:
+        return RunManifest.model_validate_json(content)
+    except IntegrityError as error:
+        raise IntegrityError(error.message, code=error.code, where=where) from None
+    except ValueError as error:
+        raise IntegrityError(
+            f"the manifest cannot be read: {error}", code="bad_manifest", where=where
+        ) from error
+
+
+# What `_look` asks of local disk and of fsspec alike; paths are strings with `/`.
+class _Files(Protocol):
+    def kind(self, path: str) -> str | None:
+        """`file`, `directory`, or `None` where nothing is."""
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file; `None` where none is."""
+
+    def settled(self, folder: str) -> str:
+        """The name of a folder that stays what it is when `latest` moves."""
+
+
+def _look(files: _Files, path: str, named: str) -> tuple[Kind, str, RunManifest | IntegrityError | None]:
+    kind = files.kind(path)
+    if kind is None:
+        raise ConfigError("nothing is there", code="missing_path", where=named)
+    if kind == "file":
+        return Kind.FILE, path, None
+    for folder in (path, f"{path}/{LATEST}"):
+        settled = files.settled(folder)
+        read = _manifest_in(files, settled)
+        if read is not None:
+            return Kind.RUN, settled, read
+    if files.kind(f"{path}/{MARKER}") == "file":
+        raise ConfigError(
+            "there is no published run in this output folder yet; run its flow to the end",
+            code="missing_path",
+            where=named,
+        )
+    is_part = _is_part_of_output_folder(files, files.settled(path))
+    return (Kind.UNPUBLISHED if is_part else Kind.FOLDER), path, None
+
+
+def _manifest_in(files: _Files, folder: str) -> RunManifest | IntegrityError | None:
+    """The manifest of the run in this folder, or what is wrong with it; `None` if this is no run.
+
+    Other tools have a `manifest.json` too. One that cannot be read is a run's if it lies where runs lie, if it has a
+    run's hash, or if what we write beside a manifest is there.
+    """
+    where = f"{folder}/{MANIFEST}"
+    content = files.read(where)
+    if content is None:
+        if not (_is_place_of_run(files, folder) and files.kind(folder) == "directory"):
+            return None
+        return IntegrityError("the run has no manifest; it is not complete", code="no_manifest", where=where)
+    try:
+        return parse_manifest(content, where)
+    except IntegrityError as error:
+        notes = (f"{folder}/{name}" for name in _NOTES)
+        is_ours = (
+            _has_run_hash(content)
+            or _is_place_of_run(files, folder)
+            or all(files.kind(note) == "file" for note in notes)
+        )
+        return error if is_ours else None
+
+
+def _has_run_hash(content: bytes) -> bool:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "run_hash" in found
+
+
+def _is_place_of_run(files: _Files, folder: str) -> bool:
+    """Whether this is `{output folder}/runs/{name}`."""
+    runs = _parent(folder)
+    return _name(runs) == RUNS and files.kind(f"{_parent(runs)}/{MARKER}") == "file"
+
+
+def _is_part_of_output_folder(files: _Files, folder: str) -> bool:
+    """Whether this is `{output folder}/stages` or below it, or below a run without a manifest."""
+    while folder:
+        above = _parent(folder)
+        if _name(folder) == STAGES and files.kind(f"{above}/{MARKER}") == "file":
+            return True
+        if _is_place_of_run(files, folder):
+            return files.kind(f"{folder}/{MANIFEST}") != "file"
+        folder = above
+    return False
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+class _Disk:
+    """Local disk."""
+
+    def kind(self, path: str) -> str | None:
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116 - a path as text
+        except PermissionError as error:
+            raise _unreadable(error, path) from error
+        except (OSError, ValueError):  # too long a name, a NUL in it: nothing is there under that name
+            return None
+        return "directory" if stat.S_ISDIR(mode) else "file"
+
+    def read(self, path: str) -> bytes | None:
+        if self.kind(path) != "file":
+            return None
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise _unreadable(error, path) from error
+
+    def settled(self, folder: str) -> str:
+        return os.path.realpath(folder)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(folder)  # noqa: PTH208 - names, not paths
+        except OSError as error:
+            raise _unreadable(error, folder) from error
+
+
+class _Remote:
+    """A file system of fsspec."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def kind(self, path: str) -> str | None:
+        try:
+            return str(self._system.info(path)["type"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _unreadable(error, path) from error
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._system.cat_file(path))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise _unreadable(error, path) from error
+
+    def settled(self, folder: str) -> str:
+        if _name(folder) != LATEST:
+            return folder
+        # No links to follow: the run that `latest` is a copy of says its hash, and lies beside it.
+        content = self.read(f"{folder}/{MANIFEST}")
+        try:
+            run = f"{_parent(folder)}/{RUNS}/{json.loads(content or b'{}')['run_hash']}"
+        except (ValueError, LookupError, TypeError):
+            return folder
+        return run if self.read(f"{run}/{MANIFEST}") == content else folder
+
+    def names(self, folder: str) -> list[str]:
+        """Files at any depth, relative to the folder."""
+        try:
+            found = self._system.find(folder)
+        except OSError as error:
+            raise _unreadable(error, folder) from error
+        return [str(path).removeprefix(folder).lstrip("/") for path in found]
+
+
+def _unreadable(error: OSError, path: str) -> InputError:
+    return InputError(f"cannot be read: {error.strerror or error}", code="unreadable", where=path)

@@ -1,0 +1,52 @@
+"""From what a user names to packed shards: local paths and URIs alike."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from tasks.run.find import local_path
+from tasks.sft.shards.find import find_shards, of_split, shard_format
+from tasks.sft.shards.remote import find_uri_shards
+
+Location = str | os.PathLike[str]
+
+
+def locate(location: Location, split: str | None = None) -> list[Path] | list[str]:
+    """The shards that a file, folder, glob, run, output folder or URI means: resolved paths, or URIs.
+
+    Links are followed here, once: what `latest` names later does not matter any more.
+
+    Args:
+        split: of a run or output folder, or of a folder with folders named for splits.
+
+    Raises:
+        ConfigError: there are none, or of several formats; no split is chosen, and there are several.
+    """
+    text = os.fspath(location)
+    path = local_path(location)
+    if path is None:
+        return find_uri_shards(text, split)
+    if not path.exists() and glob.has_magic(str(path)):
+        # Not `Path.glob`: the pattern may be absolute.
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+        # Not the arrays inside a memmap shard, which `**` matches too.
+        shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
+        if not shards:
+            raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
+    else:
+        path = path.resolve()
+        shards = find_shards(path, split)
+        if path.is_dir():
+            below = [shard.parts[len(path.parts) :] for shard in shards]
+            shards = of_split(shards, below, split, text)
+    formats = {str(shard_format(shard)) for shard in shards}
+    if len(formats) > 1:
+        raise ConfigError(
+            f"shards of several formats, {' and '.join(sorted(formats))}, perhaps the same bins twice; name one",
+            code="mixed_shards",
+            where=text,
+        )
+    return [shard.resolve() for shard in shards]
