@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
+from manifests import publish_by_hand
 from records import measurements, random_rows, record, stream, write_records, write_shards
 
 from schemas.errors import ConfigError, InputError, MissingExtraError
@@ -165,7 +166,7 @@ class TestPaths:
         run.mkdir(parents=True)
         for name in ("train-00000-of-00001", "test-00000-of-00001"):
             write_records(run / f"{name}.arrayrecord", [record(name, measurements([(0, "1.1.1.1", 1)]))])
-        (tmp_path / "latest").symlink_to("runs/0123456789abcdef")
+        publish_by_hand(tmp_path, "build-probe-rows", run.name)
         source = ProbeRowDataSource(tmp_path)
         # Another run becomes the latest; the reader keeps the one it was opened on.
         (tmp_path / "latest").unlink()
