@@ -65,10 +65,12 @@ def load_tokenizer(file: Path) -> Any:
 def _gap(ids: Iterable[int]) -> str | None:
     """What is wrong with ids that must run from 0, each once; `None` if nothing is.
 
-    >>> _gap([1, 0, 2]), _gap([0, 2]), _gap([0, 0])
-    (None, 'no token has the id 1; ids must run from 0 to 1', '2 tokens share the id 0')
+    >>> _gap([1, 0, 2]), _gap([0, 2]), _gap([0, 0]), _gap([])
+    (None, 'no token has the id 1; ids must run from 0 to 1', '2 tokens share the id 0', 'there is no token')
     """
     ordered = sorted(ids)
+    if not ordered:
+        return "there is no token"
     for expected, number in enumerate(ordered):
         if number < expected:
             return f"{ordered.count(number)} tokens share the id {number}"
