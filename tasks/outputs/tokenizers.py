@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -39,7 +40,9 @@ def inspect_tokenizer(
         (Column("id", True), Column("token"), Column("special")),
         tuple((str(number), token.content, "yes" if token.special else "no") for number, token in added),
     )
-    pieces = tuple((Span(_SENTENCE[start:end], False),) for start, end in encoded.offsets)
+    # A character of several tokens is shown with the first of them.
+    ends = [0, *itertools.accumulate((end for _, end in encoded.offsets), max)]
+    pieces = tuple((Span(_SENTENCE[start:end], False),) for start, end in itertools.pairwise(ends))
     facts = (
         Fact("vocabulary", count(found.get_vocab_size()), f"{count(len(added))} added"),
         Fact("model", type(found.model).__name__),

@@ -1,0 +1,89 @@
+"""One SELECT over the tables it is given, numbered rows, and no way to anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.errors import ConfigError
+from tasks.outputs.query import parquet_view, run_query
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Names that a careless statement would trip over; the second file has a column more."""
+    paths = [tmp_path / "it's.parquet", tmp_path / "two [1].parquet"]
+    pq.write_table(pa.table({"value": [10, 11]}), paths[0])
+    pq.write_table(pa.table({"value": [20], "more": ["x"]}), paths[1])
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("table", "number"),
+    [("bins", "bin"), ("documents", "document"), ("rejects", "reject"), ("others", "number")],
+)
+def test_rows_are_numbered_by_file_under_the_name_of_the_table(
+    table: str, number: str, files: list[Path]
+) -> None:
+    sql = f"SELECT shard, {number}, value FROM {table} ORDER BY value"  # noqa: S608 - names of this test
+    answer = run_query(sql, {table: files}, {})
+    assert answer.columns == ("shard", number, "value")
+    assert answer.rows == (("it's.parquet", 0, 10), ("it's.parquet", 1, 11), ("two [1].parquet", 0, 20))
+    assert not answer.more
+
+
+def test_columns_are_united_by_name(files: list[Path]) -> None:
+    assert run_query("SELECT more FROM t ORDER BY value", {"t": files}, {}).rows == ((None,), (None,), ("x",))
+
+
+def test_batches_are_a_table_too(files: list[Path]) -> None:
+    stream = pa.table({"value": [10, 20], "name": ["ten", "twenty"]}).to_reader()
+    sql = "SELECT name FROM t JOIN names USING (value) ORDER BY value"
+    assert run_query(sql, {"t": files}, {"names": stream}).rows == (("ten",), ("twenty",))
+
+
+@pytest.mark.parametrize(
+    ("most", "rows", "more"), [(None, 5, False), (5, 5, False), (4, 4, True), (0, 0, True)]
+)
+def test_an_answer_has_at_most_so_many_rows(most: int | None, rows: int, more: bool) -> None:
+    answer = run_query("FROM range(5)", {}, {}, most)
+    assert (len(answer.rows), answer.more) == (rows, more)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_parquet('{other}')",
+        "FROM '{other}'",
+        "COPY t TO '{other}.csv'",
+        "CREATE TABLE x AS SELECT 1",
+        "DROP VIEW t",
+        "SET enable_external_access = true",
+        "SELECT 1; DROP VIEW t",
+        "PRAGMA database_list",
+        "",
+    ],
+)
+def test_what_does_not_select_or_looks_elsewhere_is_refused(
+    sql: str, files: list[Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"secret": [1]}), other)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError) as caught:
+        run_query(sql.format(other=other), {"t": files}, {})
+    assert (caught.value.code, caught.value.where) == ("bad_query", "--sql")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_mistake_is_told_with_the_tables_there_are(files: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist.*; tables: names, t$"):
+        run_query("SELECT * FROM bins", {"t": files}, {"names": pa.table({"a": [1]}).to_reader()})
+
+
+def test_the_view_quotes_names(tmp_path: Path) -> None:
+    sql = parquet_view([tmp_path / "it's.parquet"], "bin")
+    assert f"'{tmp_path.resolve()}/it''s.parquet'" in sql and 'AS "bin"' in sql
