@@ -17,19 +17,19 @@ Level = Literal["quick", "full"]
 
 
 class ValidateConfig(Config):
-    """Check any output: a run, an output folder, a folder of shards, or one file."""
+    """Check any output: a run, an output folder, a folder of files of one kind, or one file."""
 
     path: str = Field(
         min_length=1,
         title="Path",
-        description="A run, an output folder (its latest run), a folder of shards, or one shard; made by "
-        "Gristmill or by another tool.",
+        description="A run, an output folder (its latest run), a tokenizer, reject files, a folder of shards, or one "
+        "shard; made by Gristmill or by another tool.",
     )
     level: Level = Field(
         "full",
         title="Level",
         description="quick looks at the sizes, links and ledger of a run; full also reads every row and "
-        "recomputes checksums. Loose shards are always read.",
+        "recomputes checksums. Loose files are always read.",
     )
 
     @property

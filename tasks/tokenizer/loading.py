@@ -13,14 +13,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def validate_tokenizers(files: Sequence[Path], kind: str, where: str) -> Verdict:
-    """Load every `tokenizer.json`, whoever made it, and look at its ids.
-
-    Args:
-        kind: `file` or `folder`, for the verdict.
-        where: what the user named, for the verdict.
-
-    Returns:
-        Counts `files` and `tokens`.
+    """Load every `tokenizer.json`, whoever made it, and look at its ids; counts `files` and `tokens`.
 
     Raises:
         MissingExtraError: tokenizers is not installed.
