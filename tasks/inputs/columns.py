@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.verdict import Fault
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _BATCH_ROWS = 1_024
 
@@ -35,7 +35,7 @@ def check_columns(path: Path, columns: Mapping[str, tuple[IsType, str]]) -> tupl
     rows = 0
     found: dict[tuple[str, str], tuple[int, int]] = {}
     try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        with open_parquet(path) as file:
             schema = file.schema_arrow
             faults = [Fault(where=where, rule="schema", detail=d) for d in _schema_faults(schema, columns)]
             if faults:
@@ -45,7 +45,7 @@ def check_columns(path: Path, columns: Mapping[str, tuple[IsType, str]]) -> tupl
                     first, count = found.get((rule, detail), (rows + int(bad[0]), 0))
                     found[rule, detail] = (first, count + len(bad))
                 rows += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except PARQUET_ERRORS as error:
         return rows, [Fault(where=where, rule="readable", detail=f"not a readable Parquet file: {error}")]
     return rows, [
         Fault(where=f"{where}:{first}", rule=rule, detail=detail, count=count)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.inspection import Inspection
@@ -16,6 +15,8 @@ from schemas.report import Chart, Column, Fact, Sample, Series, Span, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, size
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.reading import file_bytes
 
 _BATCH_ROWS = 1_024
 # Of a text that is shown.
@@ -38,19 +39,19 @@ def inspect_documents(outputs: Outputs, rows: int, first: int, tokenizer: Path |
     number = 0
     for path in outputs.files:
         try:
-            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            with open_parquet(path) as file:
                 for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                     _count(batch, by_bucket, text_bytes, lengths)
                     start = max(first - number, 0)
                     wanted = max(0, rows - len(samples))
                     samples += _samples(batch.slice(start, wanted), number + start)
                     number += batch.num_rows
-        except (pa.ArrowException, OSError, KeyError) as error:
+        except (*PARQUET_ERRORS, KeyError) as error:
             raise InputError(f"not a readable shard: {error}", code="bad_parquet", where=str(path)) from error
     facts = (
         Fact("documents", count(number), f"in {count(len(outputs.files))} shards"),
         Fact("text", size(sum(text_bytes.values()))),
-        Fact("stored", size(sum(path.stat().st_size for path in outputs.files))),
+        Fact("stored", size(sum(map(file_bytes, outputs.files)))),
     )
     lines = tuple(
         (*key, count(rows_of), size(text_bytes[key]), f"{text_bytes[key] / rows_of:,.0f}")

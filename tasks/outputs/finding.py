@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from schemas.errors import ConfigError, GristmillError, InputError
 from tasks.outputs.domains import DOMAINS, PACKED, PARQUET, REJECTED, Domain
 from tasks.outputs.found import Outputs
 from tasks.run.find import Found, Kind, files_below, find
 from tasks.run.layout import MANIFEST
+from tasks.storage.parquet import PARQUET_ERRORS, parquet_columns
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ def _by_name(path: Path) -> Domain | None:
 
 def _by_columns(path: Path) -> Domain | Unclear:
     try:
-        columns = set(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
+        columns = set(parquet_columns(path))
+    except PARQUET_ERRORS as error:
         if path.suffix != PARQUET:
             kinds = ", ".join(domain.kind for domain in DOMAINS)
             raise ConfigError(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.inspection import Inspection
@@ -19,6 +18,7 @@ from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count
 from tasks.run.find import Found
 from tasks.run.layout import MANIFEST
+from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 REJECTS = "rejects/"
 
@@ -105,9 +105,9 @@ def query_rejects(outputs: Outputs) -> Tables:
 
 def _batches(file: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     try:
-        with pq.ParquetFile(file) as opened:
+        with open_parquet(file) as opened:
             yield from opened.iter_batches(_BATCH_ROWS, columns=columns)
-    except (pa.ArrowException, OSError) as error:
+    except PARQUET_ERRORS as error:
         raise InputError(
             f"not a readable reject file: {error}", code="bad_parquet", where=str(file)
         ) from error

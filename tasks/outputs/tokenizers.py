@@ -10,6 +10,7 @@ from schemas.inspection import Inspection
 from schemas.report import Column, Fact, Sample, Span, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count, size
+from tasks.storage.reading import file_bytes
 from tasks.tokenizer.loading import TOKENIZER_FILE, load_tokenizer
 
 _SENTENCE = 'def greet(name):\n    return f"Hello, {name}! Grüße aus Zürich, 你好 🙂 3.14159"\n'
@@ -46,7 +47,7 @@ def inspect_tokenizer(
     facts = (
         Fact("vocabulary", count(found.get_vocab_size()), f"{count(len(added))} added"),
         Fact("model", type(found.model).__name__),
-        Fact("stored", size(file.stat().st_size), file.name),
+        Fact("stored", size(file_bytes(file)), file.name),
     )
     ids = " ".join(map(str, encoded.ids))
     sample = Sample("A sentence, piece by piece", pieces, f"{count(len(encoded.ids))} tokens: {ids}")

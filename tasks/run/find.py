@@ -4,24 +4,27 @@ Structure alone decides, and only what the run contract makes alike for every fl
 the names `latest`, `runs` and `stages`, and a manifest with `config.json` and `inputs.json` beside it. What the files
 hold is a matter of their domain. A run is resolved once, here: what `latest` names later does not matter any more.
 
-Two classes at the end do all the looking, on local disk and through fsspec; nothing else here opens or lists a file.
+All looking goes through a `Store`, local or remote, and is written once for both.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 from schemas.errors import ConfigError, InputError, IntegrityError
 from schemas.run import RunManifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.storage.listing import matches
+from tasks.storage.reading import read_bytes
+from tasks.storage.remote import store_at
+from tasks.storage.store import LOCAL, Entry, Store, read_stored
 
 # A local path, or a URI that fsspec understands.
 Location = TypeVar("Location", Path, str)
@@ -144,9 +147,9 @@ def find_uri(uri: str) -> Found[str]:
         ConfigError: `missing_path`, as `find`; `unsupported_uri`: fsspec has no such protocol.
         InputError: `unreadable`: it cannot be looked at.
     """
-    system, name = file_system(uri)
-    kind, folder, read = _look(_Remote(system), name.rstrip("/"), uri)
-    return Found(uri, kind, str(system.unstrip_protocol(folder)), read)
+    store, path = store_at(uri)
+    kind, folder, read = _look(_Remote(store), path.rstrip("/"), uri)
+    return Found(uri, kind, store.uri(folder), read)
 
 
 def files_below(folder: Path, is_whole: Callable[[Path], bool]) -> Iterator[Path]:
@@ -161,14 +164,13 @@ def files_below(folder: Path, is_whole: Callable[[Path], bool]) -> Iterator[Path
         ConfigError: `run_below`: an output folder or a run lies below, whose files have more than one name.
         InputError: `unreadable`: a folder cannot be listed.
     """
-    names = _Disk().names(str(folder))
-    _refuse_run_below(((name, str(folder)) for name in names), str(folder))
-    for name in sorted(names):
-        path = folder / name
-        if name.startswith("."):
+    found = _entries(folder)
+    _refuse_run_below(((entry.name, str(folder)) for entry in found), str(folder))
+    for entry in found:
+        path = folder / entry.name
+        if entry.name.startswith("."):
             continue
-        is_folder = path.is_dir()
-        if not is_folder or is_whole(path):
+        if not entry.is_folder or is_whole(path):
             yield path
         elif not path.is_symlink():
             yield from files_below(path, is_whole)
@@ -181,8 +183,14 @@ def names_below(uri: str) -> list[str]:
         ConfigError: `run_below`, as `files_below`.
         InputError: `unreadable`: it cannot be listed.
     """
-    system, name = file_system(uri)
-    names = _Remote(system).names(name.rstrip("/"))
+    store, folder = store_at(uri)
+    root = folder.rstrip("/")
+    try:
+        # Hidden ones too: the marker of an output folder is one.
+        found = [entry.path for entry in matches(root, ("**",), store, hidden="") if not entry.is_folder]
+    except OSError as error:
+        raise _unreadable(error, uri) from error
+    names = [path.removeprefix(root).lstrip("/") for path in found]
     _refuse_run_below(((_name(name), _parent(name)) for name in names), uri)
     return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
 
@@ -197,8 +205,14 @@ def refuse_runs_below(root: Path, files: Iterable[Path]) -> None:
         above for file in files for above in file.parents if above != root and above.is_relative_to(root)
     }
     for folder in sorted(folders):
-        names = _Disk().names(str(folder))
-        _refuse_run_below(((name, str(folder)) for name in names), str(root))
+        _refuse_run_below(((entry.name, str(folder)) for entry in _entries(folder)), str(root))
+
+
+def _entries(folder: Path) -> list[Entry]:
+    try:
+        return sorted(LOCAL.list(str(folder)), key=lambda entry: entry.name)
+    except OSError as error:
+        raise _unreadable(error, str(folder)) from error
 
 
 def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
@@ -221,7 +235,7 @@ def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
             )
 
 
-def read_bytes(location: str | os.PathLike[str]) -> bytes:
+def content_of(location: str | os.PathLike[str]) -> bytes:
     """The content of a small file: at a local path, or behind a URI.
 
     Raises:
@@ -230,9 +244,8 @@ def read_bytes(location: str | os.PathLike[str]) -> bytes:
     """
     path = local_path(location)
     if path is not None:
-        return path.read_bytes()
-    system, name = file_system(os.fspath(location))
-    return bytes(system.cat_file(name))
+        return read_bytes(path)
+    return read_stored(*store_at(os.fspath(location)))
 
 
 def local_path(location: str | os.PathLike[str]) -> Path | None:
@@ -246,21 +259,6 @@ def local_path(location: str | os.PathLike[str]) -> Path | None:
     if separator and scheme == "file":
         return Path(unquote(rest))
     return None if separator and scheme.isalnum() else Path(text).expanduser()
-
-
-def file_system(uri: str) -> tuple[Any, str]:
-    """The fsspec file system of a URI, and the name it has there.
-
-    Raises:
-        ConfigError: `unsupported_uri`: fsspec has no such protocol.
-    """
-    import fsspec
-
-    try:
-        system, name = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"fsspec cannot open this: {error}", code="unsupported_uri", where=uri) from error
-    return system, str(name)
 
 
 def parse_manifest(content: bytes, where: str) -> RunManifest:
@@ -277,18 +275,6 @@ def parse_manifest(content: bytes, where: str) -> RunManifest:
         raise IntegrityError(
             f"the manifest cannot be read: {error}", code="bad_manifest", where=where
         ) from error
-
-
-# What `_look` asks of local disk and of fsspec alike; paths are strings with `/`.
-class _Files(Protocol):
-    def kind(self, path: str) -> str | None:
-        """`file`, `directory`, or `None` where nothing is."""
-
-    def read(self, path: str) -> bytes | None:
-        """The content of a file; `None` where none is."""
-
-    def settled(self, folder: str) -> str:
-        """The name of a folder that stays what it is when `latest` moves."""
 
 
 def _look(files: _Files, path: str, named: str) -> tuple[Kind, str, RunManifest | IntegrityError | None]:
@@ -370,76 +356,66 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-class _Disk:
-    """Local disk."""
+class _Files:
+    """A store, and what `_look` asks of it; paths are text with `/`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     def kind(self, path: str) -> str | None:
+        """`file`, `directory`, or `None` where nothing is."""
         try:
-            mode = os.stat(path).st_mode  # noqa: PTH116 - a path as text
-        except PermissionError as error:
-            raise _unreadable(error, path) from error
-        except (OSError, ValueError):  # too long a name, a NUL in it: nothing is there under that name
+            entry = self.store.head(path)
+        except NotADirectoryError:
             return None
-        return "directory" if stat.S_ISDIR(mode) else "file"
+        except OSError as error:
+            raise _unreadable(error, path) from error
+        return None if entry is None else "directory" if entry.is_folder else "file"
 
     def read(self, path: str) -> bytes | None:
+        """The content of a file; `None` where none is."""
         if self.kind(path) != "file":
             return None
         try:
-            return Path(path).read_bytes()
+            return read_stored(self.store, path)
         except OSError as error:
             raise _unreadable(error, path) from error
+
+    def settled(self, folder: str) -> str:
+        """The name of a folder that stays what it is when `latest` moves."""
+        raise NotImplementedError
+
+
+class _Disk(_Files):
+    """Local disk."""
+
+    def __init__(self) -> None:
+        super().__init__(LOCAL)
+
+    def kind(self, path: str) -> str | None:
+        try:
+            # Links are followed: one that leads nowhere is nothing.
+            return super().kind(path) if os.path.exists(path) else None  # noqa: PTH110 - `path` is a string
+        except ValueError:  # a NUL
+            return None
 
     def settled(self, folder: str) -> str:
         return os.path.realpath(folder)
 
-    def names(self, folder: str) -> list[str]:
-        try:
-            return os.listdir(folder)  # noqa: PTH208 - names, not paths
-        except OSError as error:
-            raise _unreadable(error, folder) from error
 
-
-class _Remote:
-    """A file system of fsspec."""
-
-    def __init__(self, system: Any) -> None:
-        self._system = system
-
-    def kind(self, path: str) -> str | None:
-        try:
-            return str(self._system.info(path)["type"])
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise _unreadable(error, path) from error
-
-    def read(self, path: str) -> bytes | None:
-        try:
-            return bytes(self._system.cat_file(path))
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            raise _unreadable(error, path) from error
+class _Remote(_Files):
+    """Behind a URI, where there are no links to follow."""
 
     def settled(self, folder: str) -> str:
         if _name(folder) != LATEST:
             return folder
-        # No links to follow: the run that `latest` is a copy of says its hash, and lies beside it.
+        # The run that `latest` is a copy of says its hash, and lies beside it.
         content = self.read(f"{folder}/{MANIFEST}")
         try:
             run = f"{_parent(folder)}/{RUNS}/{json.loads(content or b'{}')['run_hash']}"
         except (ValueError, LookupError, TypeError):
             return folder
         return run if self.read(f"{run}/{MANIFEST}") == content else folder
-
-    def names(self, folder: str) -> list[str]:
-        """Files at any depth, relative to the folder."""
-        try:
-            found = self._system.find(folder)
-        except OSError as error:
-            raise _unreadable(error, folder) from error
-        return [str(path).removeprefix(folder).lstrip("/") for path in found]
 
 
 def _unreadable(error: OSError, path: str) -> InputError:

@@ -94,3 +94,9 @@ def _is(kind: Callable[[], bool]) -> bool:
 
 
 LOCAL = LocalStore()
+
+
+def read_stored(store: Store, path: str) -> bytes:
+    """The content of a small file of a store."""
+    with store.open(path) as file:
+        return file.read()

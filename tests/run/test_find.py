@@ -12,7 +12,7 @@ import pytest
 from manifests import RUN_HASH, publish_by_hand
 
 from schemas.errors import ConfigError, InputError, IntegrityError
-from tasks.run.find import Found, Kind, file_system, files_below, find, find_uri, names_below, read_bytes
+from tasks.run.find import Found, Kind, content_of, files_below, find, find_uri, names_below
 
 OTHER = "fedcba9876543210"
 
@@ -218,7 +218,7 @@ def test_a_copied_run_is_found_behind_a_uri(name: str, bucket: str, output: Path
     assert (found.kind, found.manifest) == (Kind.RUN, find(output).manifest)
     # The names stay good when another run becomes the latest.
     assert found.folder == f"memory:///bucket/out/runs/{RUN_HASH}"
-    assert [read_bytes(uri) for uri in found.outputs()] == [
+    assert [content_of(uri) for uri in found.outputs()] == [
         path.read_bytes() for path in find(output).outputs()
     ]
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_read_is_an_input_error(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: object, **keywords: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(file_system("memory://x")[0]), "info", refuse)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", refuse)
     with pytest.raises(InputError, match="Permission denied") as caught:
         find_uri("memory://x")
     assert caught.value.code == "unreadable"

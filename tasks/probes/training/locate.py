@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from schemas.errors import ConfigError, InputError
 from schemas.probes import FLOW, SHARD_SUFFIX, SPLITS
 from tasks.run.find import find
+from tasks.storage.listing import entries, glob
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -47,9 +47,7 @@ def _files(path: str, split: str) -> list[Path]:
         return _in_folder(here, split)
     if here.is_file():
         return [here]
-    # Path.glob has no absolute patterns.
-    matches = [Path(match) for match in sorted(glob.glob(str(here), recursive=True))]  # noqa: PTH207
-    files = [match for match in matches if match.is_file()]
+    files = [match for match in map(Path, glob(str(here))) if match.is_file()]
     if not files:
         raise ConfigError("no such file or folder, and no file matches it as a glob", where=path)
     return files
@@ -64,7 +62,7 @@ def _in_folder(folder: Path, split: str) -> list[Path]:
         files = [file for file in found.outputs(ending=SHARD_SUFFIX) if file.is_file()]
     else:
         # Hidden names are files being written.
-        files = sorted(file for file in folder.glob(f"*{SHARD_SUFFIX}") if not file.name.startswith("."))
+        files = [file for file in entries(folder, f"*{SHARD_SUFFIX}") if not file.name.startswith(".")]
     if any(file.name.startswith(tuple(f"{name}-" for name in SPLITS)) for file in files):
         files = [file for file in files if file.name.startswith(f"{split}-")]
     if not files:

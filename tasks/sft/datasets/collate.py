@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
-from tasks.run.find import read_bytes
+from tasks.run.find import content_of
 
 Item = Mapping[str, Any]
 _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqlen")
@@ -45,7 +45,7 @@ class StaticShape:
             ConfigError: it is missing or no list of such entries.
         """
         try:
-            entries = json.loads(read_bytes(path))
+            entries = json.loads(content_of(path))
             values = {name: [int(entry[name]) for entry in entries] for name in _METADATA_KEYS}
             return cls(
                 max(values["max_samples_per_bin"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.sft import BLEND, StorageFormat
-from tasks.run.find import Found, Kind, find, find_uri, local_path, names_below, read_bytes
+from tasks.run.find import Found, Kind, content_of, find, find_uri, local_path, names_below
 from tasks.run.find import Location as AnyLocation
 from tasks.sft.datasets.base import SftDataset
 from tasks.sft.datasets.blend import BlendedDataset
@@ -26,6 +25,7 @@ from tasks.sft.datasets.packed import (
     PackedParquetDataset,
 )
 from tasks.sft.shards.find import packed_manifest, shard_format
+from tasks.storage.listing import is_pattern
 
 _CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
     StorageFormat.PARQUET: PackedParquetDataset,
@@ -84,7 +84,7 @@ def _run(spec: Location) -> Found[Path] | Found[str] | None:
 
 
 def _remote_run(uri: str) -> Found[str] | None:
-    if glob.has_magic(uri):
+    if is_pattern(uri):
         return None
     folder = uri.removesuffix(f"/{BLEND}")
     found = find_uri(folder)
@@ -123,7 +123,7 @@ def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Pat
     path = run.at(BLEND)
     names = _names(run) if isinstance(run.folder, str) else frozenset()
     try:
-        blend = json.loads(read_bytes(path))
+        blend = json.loads(content_of(path))
         named = blend.get(split)
         entries = [
             (float(weight), _shard(run, name, names)) for weight, name in zip(named[0::2], named[1::2], strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from schemas.errors import ConfigError
 from tasks.run.find import local_path
 from tasks.sft.shards.find import find_shards, of_split, shard_format
 from tasks.sft.shards.remote import find_uri_shards
+from tasks.storage.listing import glob, is_pattern
 
 Location = str | os.PathLike[str]
 
@@ -29,9 +29,8 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
     path = local_path(location)
     if path is None:
         return find_uri_shards(text, split)
-    if not path.exists() and glob.has_magic(str(path)):
-        # Not `Path.glob`: the pattern may be absolute.
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+    if not path.exists() and is_pattern(str(path)):
+        found = [Path(name) for name in glob(str(path))]
         # Not the arrays inside a memmap shard, which `**` matches too.
         shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
         if not shards:

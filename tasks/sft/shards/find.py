@@ -16,6 +16,7 @@ from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.npy_reader import NpyShard
 from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.sft.shards.shard import Shard
+from tasks.storage.reading import read_bytes
 
 _SUFFIXES = {".parquet": StorageFormat.PARQUET, ".npy": StorageFormat.NPY}
 _SHARDS: dict[StorageFormat, type[ParquetShard] | type[MemmapShard] | type[NpyShard]] = {
@@ -37,8 +38,7 @@ def _is_memmap(folder: Path) -> bool:
     if (folder / "input_ids.npy").is_file():
         return True
     try:
-        with (folder / MEMMAP_MANIFEST).open("rb") as file:
-            manifest = json.loads(file.read(_MAX_MANIFEST))
+        manifest = json.loads(read_bytes(folder / MEMMAP_MANIFEST, _MAX_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == MEMMAP_FORMAT

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 from functools import cached_property
 from typing import Any
 
-from schemas.errors import ConfigError, InputError
-from tasks.run.find import Kind, file_system, find_uri, names_below
+from schemas.errors import ConfigError
+from tasks.run.find import Kind, find_uri, names_below
 from tasks.sft.shards.find import of_split, run_shards
 from tasks.sft.shards.parquet_reader import ParquetShard
+from tasks.storage.listing import glob, is_pattern
+from tasks.storage.remote import open_uri, store_at
 
 
 class UriParquetShard(ParquetShard):
@@ -20,8 +21,7 @@ class UriParquetShard(ParquetShard):
 
     @cached_property
     def _handle(self) -> Any:
-        system, name = file_system(self.path)
-        return system.open(name, "rb")
+        return open_uri(self.path)
 
     def _source(self) -> Any:
         return self._handle
@@ -44,8 +44,9 @@ def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
             `tasks.sft.shards.find.find_shards`.
         InputError: it cannot be listed.
     """
-    if glob.has_magic(uri):
-        return _parquet(_matches(uri), uri)
+    if is_pattern(uri):
+        store, pattern = store_at(uri)
+        return _parquet([store.uri(path) for path in glob(pattern, store)], uri)
     found = find_uri(uri)
     if found.kind is Kind.FILE:
         return _parquet([uri], uri)
@@ -55,14 +56,6 @@ def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
         shards = _parquet([found.at(name) for name in names_below(uri)], uri)
     below = [shard.removeprefix(found.folder).split("/") for shard in shards]
     return of_split(shards, below, split, uri)
-
-
-def _matches(pattern: str) -> list[str]:
-    system, name = file_system(pattern)
-    try:
-        return [str(system.unstrip_protocol(path)) for path in sorted(system.glob(name))]
-    except OSError as error:
-        raise InputError(f"cannot be listed: {error}", code="unreadable", where=pattern) from error
 
 
 def _parquet(uris: list[str], where: str) -> list[str]:
