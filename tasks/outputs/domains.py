@@ -68,7 +68,7 @@ def _is_packed(path: Path) -> bool:
     return shard_format(path) in (StorageFormat.MEMMAP, StorageFormat.NPY)
 
 
-def _has_suffix(path: Path) -> bool:
+def _is_records(path: Path) -> bool:
     return path.suffix == probes.SHARD_SUFFIX and path.is_file()
 
 
@@ -76,59 +76,30 @@ def _is_tokenizer(path: Path) -> bool:
     return path.name == TOKENIZER_FILE and path.is_file()
 
 
+_PACKED_COLUMNS = frozenset({"input_ids", "loss_mask", "seq_start_id"})
+_REJECT_COLUMNS = frozenset({"source_file", "row", "reason"})
+_NO_COLUMNS: frozenset[str] = frozenset()
+
+# Fields in the order of the class.
 PACKED = Domain(
-    kind="packed bins",
-    flow=sft.FLOW,
-    is_file=_is_packed,
-    columns=frozenset({"input_ids", "loss_mask", "seq_start_id"}),
-    run_files=lambda run: find_shards(run.folder),
-    validate_run=validate_packed,
-    validate_files=validate_shards,
-    inspect=inspect_packed,
-    query=query_packed,
-)
+    "packed bins", sft.FLOW, _is_packed, _PACKED_COLUMNS, lambda run: find_shards(run.folder),
+    validate_packed, validate_shards, inspect_packed, query_packed,
+)  # fmt: skip
 DOCUMENTS = Domain(
-    kind="sampled documents",
-    flow=corpus.FLOW,
-    is_file=_never,
-    columns=frozenset(corpus.OWN_COLUMNS),
-    run_files=lambda run: [file for file in run.outputs(ending=PARQUET) if file.parent == run.folder],
-    validate_run=validate_sample,
-    validate_files=validate_documents,
-    inspect=inspect_documents,
-    query=query_documents,
-)
+    "sampled documents", corpus.FLOW, _never, frozenset(corpus.OWN_COLUMNS),
+    lambda run: [file for file in run.outputs(ending=PARQUET) if file.parent == run.folder],
+    validate_sample, validate_documents, inspect_documents, query_documents,
+)  # fmt: skip
 TOKENIZER = Domain(
-    kind="tokenizer",
-    flow=tokenizer.FLOW,
-    is_file=_is_tokenizer,
-    columns=frozenset(),
-    run_files=lambda run: run.outputs(ending=f"/{TOKENIZER_FILE}"),
-    validate_run=validate_tokenizer,
-    validate_files=validate_tokenizers,
-    inspect=inspect_tokenizer,
-    query=query_tokenizer,
-)
+    "tokenizer", tokenizer.FLOW, _is_tokenizer, _NO_COLUMNS, lambda run: run.outputs(ending=f"/{TOKENIZER_FILE}"),
+    validate_tokenizer, validate_tokenizers, inspect_tokenizer, query_tokenizer,
+)  # fmt: skip
 PROBES = Domain(
-    kind="probe rows",
-    flow=probes.FLOW,
-    is_file=_has_suffix,
-    columns=frozenset(),
-    run_files=lambda run: run.outputs(ending=probes.SHARD_SUFFIX),
-    validate_run=validate_probes,
-    validate_files=validate_records,
-    inspect=inspect_probes,
-    query=query_probes,
-)
+    "probe rows", probes.FLOW, _is_records, _NO_COLUMNS, lambda run: run.outputs(ending=probes.SHARD_SUFFIX),
+    validate_probes, validate_records, inspect_probes, query_probes,
+)  # fmt: skip
 REJECTED = Domain(
-    kind="rejected rows",
-    flow=None,
-    is_file=_never,
-    columns=frozenset({"source_file", "row", "reason"}),
-    run_files=lambda run: run.outputs(REJECTS),
-    validate_run=None,
-    validate_files=validate_rejects,
-    inspect=inspect_rejects,
-    query=query_rejects,
-)
+    "rejected rows", None, _never, _REJECT_COLUMNS, lambda run: run.outputs(REJECTS),
+    None, validate_rejects, inspect_rejects, query_rejects,
+)  # fmt: skip
 DOMAINS = (PACKED, DOCUMENTS, TOKENIZER, PROBES, REJECTED)
