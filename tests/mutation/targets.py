@@ -76,6 +76,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "small_tokens = tokens[half] - np.where((a >= 0), tokens[a - 1], 0)",
         ): "threshold 0 then gives 0, and threshold 1 what threshold 0 gave: no item is shorter, none of 0 counts",
     },
+    "tasks/corpus/selection/md5.py": {
+        (
+            "num_words = (offset + num_digits + 3) // 4",
+            "num_words = (offset + num_digits + 4) // 4",
+        ): "one word more, of zeros, is added to the message: the same hash, later",
+        (
+            "skip = -raw.ctypes.data % 64 // 4",
+            "skip = -raw.ctypes.data % 65 // 4",
+        ): "where buffers begin changes only the speed",
+    },
     "tasks/probes/training/tokens.py": {
         ("_ADDRESS_CACHE = 2**17", "*"): "how many addresses are remembered changes only the speed",
         (
