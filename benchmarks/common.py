@@ -21,9 +21,9 @@ class Took(NamedTuple):
 Times = dict[str, list[Took]]
 
 
-def took(work: Callable[[], object]) -> Took:
+def took(job: Callable[[], object]) -> Took:
     wall, cpu = time.perf_counter(), time.process_time()
-    work()
+    job()
     return Took(time.perf_counter() - wall, time.process_time() - cpu)
 
 
@@ -31,8 +31,8 @@ def in_turn(repeats: int, **contenders: Callable[[], object]) -> Times:
     """What each contender took, round by round, so that a slow moment of the machine meets all of them."""
     times: Times = {name: [] for name in contenders}
     for _ in range(repeats):
-        for name, work in contenders.items():
-            times[name].append(took(work))
+        for name, job in contenders.items():
+            times[name].append(took(job))
     return times
 
 
@@ -95,12 +95,12 @@ def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
     root = Path(config.output_dir)
     DOMAIN.claim(root)
 
-    def each(step: Any, works: Sequence[Any]) -> list[Any]:
+    def each(step: Any, jobs: Sequence[Any]) -> list[Any]:
         receipts = []
-        for work in works:
-            receipts.append(step.fn(work))
-            key = receipt_key(work.stage, work.task, work.part)
+        for job in jobs:
+            receipts.append(step.fn(job))
+            key = receipt_key(job.stage, job.task, job.part)
             write_file(record_path(root, key), format_record(receipts[-1]))
         return receipts
 
-    return mill(config, identify(config), each, lambda step, work: step.fn(work))
+    return mill(config, identify(config), each, lambda step, job: step.fn(job))

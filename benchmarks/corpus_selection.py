@@ -101,9 +101,9 @@ def keep_all_files(num_files: int, file_rows: int, last: Cutoff) -> list[tuple[i
     return kept
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(job: Callable[[], object]) -> float:
     start = time.perf_counter()
-    work()
+    job()
     return time.perf_counter() - start
 
 
@@ -111,8 +111,8 @@ def medians(**contenders: Callable[[], object]) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine meets all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(REPEATS):
-        for name, work in contenders.items():
-            times[name].append(seconds(work))
+        for name, job in contenders.items():
+            times[name].append(seconds(job))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

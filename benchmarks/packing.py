@@ -142,9 +142,9 @@ def tuned_tree_first_fit(lengths: list[int], size: int, seed: int) -> list[list[
     return [items for items in bins if items]
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(job: Callable[[], object]) -> float:
     start = time.perf_counter()
-    work()
+    job()
     return time.perf_counter() - start
 
 
@@ -152,8 +152,8 @@ def medians(ours: Callable[[], object], **others: Callable[[], object]) -> dict[
     """Median seconds of each, run in turn so that a slow moment of the machine meets all of them."""
     times: dict[str, list[float]] = {"ours": [], **{name: [] for name in others}}
     for _ in range(ROUNDS):
-        for name, work in others.items():
-            times[name].append(seconds(work))
+        for name, job in others.items():
+            times[name].append(seconds(job))
             times["ours"] += [seconds(ours) for _ in range(OURS_PER_ROUND)]
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -242,8 +242,8 @@ def measure_long() -> None:
     for median_tokens in (350, 3_500):
         lengths = lognormal_lengths(LONG_ITEMS, LONG_SIZE, median_tokens)
         name = f"1M at {LONG_SIZE}, median {median_tokens}"
-        work = partial(pack, lengths, LONG_SIZE, seed=0)
-        took = statistics.median(seconds(work) for _ in range(OURS_PER_ROUND))
+        job = partial(pack, lengths, LONG_SIZE, seed=0)
+        took = statistics.median(seconds(job) for _ in range(OURS_PER_ROUND))
         report(f"{name}: ours", f"{took * 1e3:.1f} ms")
         report_waste(f"{name}: waste", waste(lengths, LONG_SIZE, pack(lengths, LONG_SIZE, seed=0).num_bins))
 

@@ -118,26 +118,26 @@ def _run_flow(source: Path, out: Path, pool: Executor) -> int:
     identity = identify(config)
     _start_clock()
 
-    def each(step: Any, works: Sequence[Any]) -> list[Any]:
-        receipts = list(pool.map(_KERNELS[step.name], works))
+    def each(step: Any, jobs: Sequence[Any]) -> list[Any]:
+        receipts = list(pool.map(_KERNELS[step.name], jobs))
         for receipt in receipts:
             save_receipt(out, receipt)
         return receipts
 
-    manifest = mill(config, identity, each, lambda step, work: step.fn(work))
+    manifest = mill(config, identity, each, lambda step, job: step.fn(job))
     return sum(record.bytes for record in manifest.outputs)
 
 
-def _scatter(work: Any) -> Any:
+def _scatter(job: Any) -> Any:
     from tasks.probes.scatter import scatter_rows
 
-    return scatter_rows(work)
+    return scatter_rows(job)
 
 
-def _gather(work: Any) -> Any:
+def _gather(job: Any) -> Any:
     from tasks.probes.gather import gather_shards
 
-    return gather_shards(work)
+    return gather_shards(job)
 
 
 _KERNELS: dict[str, Callable[[Any], Any]] = {"scatter": _scatter, "gather": _gather}

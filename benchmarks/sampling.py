@@ -140,18 +140,18 @@ def run_ours(corpus: Path, out: Path, percent: int) -> Run:
     )
     identity = identify(config)
 
-    def one(step: Any, work: Any) -> Any:
-        receipt = step.fn(work)
+    def one(step: Any, job: Any) -> Any:
+        receipt = step.fn(job)
         save_receipt(out, receipt)
         return receipt
 
     with ThreadPoolExecutor(THREADS) as threads:
 
-        def each(step: Any, works: Sequence[Any]) -> list[Any]:
-            return list(threads.map(one, [step] * len(works), works))
+        def each(step: Any, jobs: Sequence[Any]) -> list[Any]:
+            return list(threads.map(one, [step] * len(jobs), jobs))
 
         start = time.perf_counter()
-        mill(config, identity, each, lambda step, work: step.fn(work))
+        mill(config, identity, each, lambda step, job: step.fn(job))
         return Run(time.perf_counter() - start, peak_megabytes())
 
 
@@ -268,10 +268,10 @@ class _AppendingWriter:
 
 def run_floor(corpus: Path, out: Path, percent: int) -> Run:
     out.mkdir()
-    works = [(path, out, mask) for path, mask in _masks(corpus, percent)]
+    jobs = [(path, out, mask) for path, mask in _masks(corpus, percent)]
     start = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(_decode_and_write, works))
+        list(threads.map(_decode_and_write, jobs))
     return Run(time.perf_counter() - start, peak_megabytes())
 
 
@@ -285,8 +285,8 @@ def _masks(corpus: Path, percent: int) -> Iterator[tuple[Path, NDArray[np.bool_]
         yield from ((path, values <= last) for path, values in zip(files, hashes, strict=True))
 
 
-def _decode_and_write(work: tuple[Path, Path, NDArray[np.bool_]]) -> None:
-    path, out, mask = work
+def _decode_and_write(job: tuple[Path, Path, NDArray[np.bool_]]) -> None:
+    path, out, mask = job
     schema = pa.schema({"text": pa.string()})
     target = out / f"{path.parent.name}-{path.name}"
     first = size = 0

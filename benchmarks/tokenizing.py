@@ -33,7 +33,7 @@ from tasks.sft.chat.dialects import normalise
 from tasks.sft.chat.masks import samples
 from tasks.sft.chat.tokenizer import load_tokenizer
 from tasks.sft.chat.tokenizer_source import find_tokenizer
-from tasks.sft.tokenize import TokenizeWork, tokenize_part
+from tasks.sft.tokenize import TokenizeJob, tokenize_part
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 ROWS, REPEATS, CHUNK = 20_000, 5, 256
@@ -64,11 +64,11 @@ def chat_rows() -> Iterator[dict[str, Any]]:
             yield {"messages": messages}
 
 
-def part_works(folder: Path, rows: Path, template: str, name: str) -> list[TokenizeWork]:
+def part_jobs(folder: Path, rows: Path, template: str, name: str) -> list[TokenizeJob]:
     """The file in parts as small as those of a real run."""
     tokenizer = TokenizerConfig(path=str(deepseek_folder()), chat_template=template)
     return [
-        TokenizeWork(
+        TokenizeJob(
             output_dir=str(folder),
             stage=f"{name}-{number}".replace(" ", "-"),
             segments=(segment,),
@@ -81,14 +81,14 @@ def part_works(folder: Path, rows: Path, template: str, name: str) -> list[Token
     ]
 
 
-def rendered(work: TokenizeWork) -> tuple[list[str], list[str]]:
+def rendered(job: TokenizeJob) -> tuple[list[str], list[str]]:
     """The text of each row; the same text in pieces, what is trained apart from what is not."""
-    template = load_tokenizer(work.source, work.tokenizer).template
+    template = load_tokenizer(job.source, job.tokenizer).template
     texts, pieces = [], []
-    for batch in read_rows(work.segments[0]):
+    for batch in read_rows(job.segments[0]):
         for _, row in batch:
-            conversation = normalise(row, work.dataset.dialect, work.dataset.fields)
-            for sample in samples(template, conversation, work.train_on, []):
+            conversation = normalise(row, job.dataset.dialect, job.dataset.fields)
+            for sample in samples(template, conversation, job.train_on, []):
                 pieces += [piece.text for piece in sample]
                 texts.append("".join(piece.text for piece in sample))
     return texts, pieces
@@ -99,22 +99,22 @@ def encode_raw(backend: Any, texts: list[str]) -> None:
         backend.encode_batch_fast(texts[start : start + CHUNK], add_special_tokens=False)
 
 
-def time_part(work: TokenizeWork) -> Times:
-    backend = load_tokenizer(work.source, work.tokenizer)._backend
-    texts, pieces = rendered(work)
+def time_part(job: TokenizeJob) -> Times:
+    backend = load_tokenizer(job.source, job.tokenizer)._backend
+    texts, pieces = rendered(job)
     return in_turn(
         REPEATS,
-        part=partial(tokenize_part, work),
+        part=partial(tokenize_part, job),
         raw=partial(encode_raw, backend, texts),
         pieces=partial(encode_raw, backend, pieces),
     )
 
 
 def compare(folder: Path, rows: Path, name: str, template: str) -> None:
-    works = part_works(folder, rows, template, name)
-    tokens = sum(tokenize_part(work).statistics["tokens"] for work in works)
+    jobs = part_jobs(folder, rows, template, name)
+    tokens = sum(tokenize_part(job).statistics["tokens"] for job in jobs)
     # Round by round over the parts: a sum of short runs, close in time to those they are compared with.
-    parts = [time_part(work) for work in works]
+    parts = [time_part(job) for job in jobs]
     labels = {"raw": "raw encoding", "pieces": "raw encoding, piece by piece", "part": "whole parts"}
     total = {
         key: Took(*map(sum, zip(*(median(times[key]) for times in parts), strict=True))) for key in labels

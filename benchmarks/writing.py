@@ -25,11 +25,11 @@ from benchmarks.packing import lognormal_lengths
 from schemas.sft import PackConfig, StorageConfig
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan
-from tasks.sft.plan import PlanWork, plan_packs
+from tasks.sft.plan import PlanJob, plan_packs
 from tasks.sft.shards.parquet_writer import PACKED_FIELDS
 from tasks.sft.shards.writers import shard_name
 from tasks.sft.spool import Rows, Spool, SpoolWriter
-from tasks.sft.write import WriteWork, write_shards
+from tasks.sft.write import WriteJob, write_shards
 
 SEQUENCES, SIZE, VOCABULARY = 200_000, 4096, 128_000
 REPEATS = 5
@@ -61,15 +61,15 @@ def write_spool(root: Path, batch: int = 10_000) -> None:
         spool.finish(root)
 
 
-def plan_work(root: Path) -> PlanWork:
-    return PlanWork(
+def plan_job(root: Path) -> PlanJob:
+    return PlanJob(
         output_dir=str(root), stage=PLAN, spool_stages=(SPOOL,), source_files=(("rows",),), low=0.0, high=1.0,
         seed=0, deduplicate=False, pack=PACK, shard_tokens=STORAGE.shard_tokens,
     )  # fmt: skip
 
 
-def write_work(root: Path, shards: int) -> WriteWork:
-    return WriteWork(
+def write_job(root: Path, shards: int) -> WriteJob:
+    return WriteJob(
         output_dir=str(root), stage=OURS, part=0, plan_stage=PLAN, spool_stages=(SPOOL,), first_shard=0,
         end_shard=shards, pack=PACK, storage=STORAGE, eos_id=None, tokenizer_digest="0" * 64,
         vocabulary_size=VOCABULARY,
@@ -112,8 +112,8 @@ def assert_same_rows(ours: Path, theirs: Path) -> None:
 
 def compare(root: Path) -> None:
     write_spool(root)
-    statistics_of_plan = plan_packs(plan_work(root)).statistics
-    ours = partial(write_shards, write_work(root, statistics_of_plan["shards"]))
+    statistics_of_plan = plan_packs(plan_job(root)).statistics
+    ours = partial(write_shards, write_job(root, statistics_of_plan["shards"]))
     as_is, encoded = root / "as-is", root / "encoded"
     as_is.mkdir()
     encoded.mkdir()

@@ -15,9 +15,9 @@ from tasks.probes.inventory import take_inventory
 from tasks.probes.ledger import check_train, input_ledger, run_ledger
 from tasks.probes.publish import WrittenRun, contents
 from tasks.probes.records.writer import array_record_module
-from tasks.probes.report import ProbeDetails
-from tasks.probes.stages import gather_works, scatter_works
-from tasks.probes.validate import ValidateWork
+from tasks.probes.report import ProbeReport
+from tasks.probes.stages import gather_jobs, scatter_jobs
+from tasks.probes.validate import ValidateJob
 from tasks.report.reuse import Reuse
 from tasks.run.identity import Identity, Source
 from tasks.run.receipts import Verify
@@ -55,19 +55,19 @@ def mill(
     array_record_module()
     files = take_inventory(identity)
 
-    scatters = scatter_works(config, files)
+    scatters = scatter_jobs(config, files)
     scattered = each(steps.scatter, scatters)
     ledger = input_ledger(config, scattered)
     log.info("scattered %d rows of %d files, %d rejected", ledger.rows_in, len(files), ledger.rows_rejected)
 
-    gathers = gather_works(config, scatters, scattered)
+    gathers = gather_jobs(config, scatters, scattered)
     check_train(gathers)
     gathered = each(steps.gather, gathers)
     ledger = run_ledger(ledger, gathered)
-    for work in gathers:
-        for shard in work.shards:
+    for job in gathers:
+        for shard in job.shards:
             log.info("%s: %d measurements of %d probes in a shard", shard.split, shard.rows, shard.probes)
 
-    once(steps.validate, ValidateWork(config.output_dir, tuple(gathered), ledger.rows_used))
+    once(steps.validate, ValidateJob(config.output_dir, tuple(gathered), ledger.rows_used))
     run = WrittenRun(config, tuple(scattered), tuple(gathered), ledger)
-    return finish(DOMAIN, config, identity, contents(run), ProbeDetails(run), once, reuse)
+    return finish(DOMAIN, config, identity, contents(run), ProbeReport(run), once, reuse)

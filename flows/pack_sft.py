@@ -20,9 +20,9 @@ from tasks.sft import steps
 from tasks.sft.identity import DOMAIN, PackIdentity, identify
 from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
 from tasks.sft.publish import PackedRun, PackedSplit, contents, packed_splits
-from tasks.sft.report import PackDetails
-from tasks.sft.stages import plan_works, tokenize_works, write_works
-from tasks.sft.validate import ValidateWork
+from tasks.sft.report import PackReport
+from tasks.sft.stages import plan_jobs, tokenize_jobs, write_jobs
+from tasks.sft.validate import ValidateJob
 from tasks.steps import finish
 
 log = logging.getLogger("gristmill.pack_sft")
@@ -44,29 +44,29 @@ def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
     """The story of a run: tokenize, plan, write, validate, report, publish."""
-    parts = tokenize_works(config, identity)
-    receipts = iter(each(steps.tokenize, [work for works in parts.values() for work in works]))
-    spools = {name: [next(receipts) for _ in works] for name, works in parts.items()}
+    parts = tokenize_jobs(config, identity)
+    receipts = iter(each(steps.tokenize, [job for jobs in parts.values() for job in jobs]))
+    spools = {name: [next(receipts) for _ in jobs] for name, jobs in parts.items()}
     ledgers = dataset_ledgers(config, spools)
     _log_tokenized(ledgers, spools)
 
-    plans = plan_works(config, spools)
-    planned = each(steps.plan, [plan.work for plan in plans])
+    plans = plan_jobs(config, spools)
+    planned = each(steps.plan, [plan.job for plan in plans])
     ledger = run_ledger(config, ledgers, plans, planned)
 
     shards = [
-        write_works(config, plan, receipt, spools[plan.dataset.name][0])
+        write_jobs(config, plan, receipt, spools[plan.dataset.name][0])
         for plan, receipt in zip(plans, planned, strict=True)
     ]
-    receipts = iter(each(steps.write, [work for works in shards for work in works]))
-    packed = packed_splits(plans, planned, [[next(receipts) for _ in works] for works in shards])
+    receipts = iter(each(steps.write, [job for jobs in shards for job in jobs]))
+    packed = packed_splits(plans, planned, [[next(receipts) for _ in jobs] for jobs in shards])
     check_splits(packed)
     _log_packed(packed)
 
-    once(steps.validate, ValidateWork(config.output_dir, packed, config.workers))
+    once(steps.validate, ValidateJob(config.output_dir, packed, config.workers))
     run = PackedRun(config, spools, plans, planned, packed, ledger)
-    details = PackDetails(run, identity.tokenizer.folder)
-    return finish(DOMAIN, config, identity, contents(run), details, once, reuse)
+    report = PackReport(run, identity.tokenizer.folder)
+    return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 
 
 def _log_tokenized(ledgers: Mapping[str, RowLedger], spools: Mapping[str, Sequence[Receipt]]) -> None:

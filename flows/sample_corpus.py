@@ -14,9 +14,9 @@ from tasks.corpus.identity import DOMAIN, BucketSource, identify
 from tasks.corpus.inventory import take_inventory
 from tasks.corpus.ledger import bucket_ledger, check_screened
 from tasks.corpus.publish import SampledBucket, SampledRun, contents
-from tasks.corpus.report import SampleDetails
-from tasks.corpus.stages import plan_shards, screen_works, select_work, write_works
-from tasks.corpus.validate import ValidateWork
+from tasks.corpus.report import SampleReport
+from tasks.corpus.stages import plan_shards, screen_jobs, select_job, write_jobs
+from tasks.corpus.validate import ValidateJob
 from tasks.report.reuse import Reuse
 from tasks.run.identity import Identity
 from tasks.run.receipts import Verify
@@ -62,17 +62,17 @@ def mill(
             len(bucket.skipped),
         )
 
-    screens = screen_works(config, buckets)
-    receipts = iter(each(steps.screen, [work for works in screens for work in works]))
-    screened = [tuple(next(receipts) for _ in works) for works in screens]
+    screens = screen_jobs(config, buckets)
+    receipts = iter(each(steps.screen, [job for jobs in screens for job in jobs]))
+    screened = [tuple(next(receipts) for _ in jobs) for jobs in screens]
     check_screened(config, buckets, screened)
 
-    selects = [select_work(config, *parts) for parts in zip(buckets, screens, screened, strict=True)]
+    selects = [select_job(config, *parts) for parts in zip(buckets, screens, screened, strict=True)]
     selections = plan_shards(config, buckets, selects, each(steps.select, selects))
 
-    shards = write_works(config, selections)
-    receipts = iter(each(steps.write, [work for works in shards for work in works]))
-    written = [tuple(next(receipts) for _ in works) for works in shards]
+    shards = write_jobs(config, selections)
+    receipts = iter(each(steps.write, [job for jobs in shards for job in jobs]))
+    written = [tuple(next(receipts) for _ in jobs) for jobs in shards]
     sampled = tuple(SampledBucket(*parts) for parts in zip(selections, screened, written, strict=True))
     for taken in sampled:
         found = taken.selection.bucket
@@ -84,10 +84,10 @@ def mill(
             len(taken.files),
         )
 
-    once(steps.validate, ValidateWork(config.output_dir, sampled))
+    once(steps.validate, ValidateJob(config.output_dir, sampled))
     ledger = RowLedger.total(bucket_ledger(bucket) for bucket in sampled)
     run = SampledRun(config, identity.run_hash, sampled, ledger)
-    return finish(DOMAIN, config, identity, contents(run), SampleDetails(run), once, reuse)
+    return finish(DOMAIN, config, identity, contents(run), SampleReport(run), once, reuse)
 
 
 def _warn_about_counts(config: SampleCorpusConfig) -> None:

@@ -20,9 +20,9 @@ from tasks.tokenizer import steps
 from tasks.tokenizer.identity import DOMAIN, TrainIdentity, identify
 from tasks.tokenizer.ledger import run_ledger
 from tasks.tokenizer.publish import TrainedRun, contents
-from tasks.tokenizer.report import TokenizerDetails
-from tasks.tokenizer.stages import train_work
-from tasks.tokenizer.validate import ValidateWork
+from tasks.tokenizer.report import TokenizerReport
+from tasks.tokenizer.stages import train_job
+from tasks.tokenizer.validate import ValidateJob
 
 log = logging.getLogger("gristmill.train_tokenizer")
 
@@ -45,7 +45,7 @@ def mill(
     config: TrainTokenizerConfig, identity: TrainIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
     """The story of a run: train, validate, report, publish."""
-    [trained] = each(steps.train, [train_work(config, identity)])
+    [trained] = each(steps.train, [train_job(config, identity)])
     ledger = run_ledger(config, trained)
     for bucket in trained.statistics["buckets"]:
         log.info(
@@ -54,6 +54,6 @@ def mill(
             bucket["bytes_per_token"],
             bucket["held_out_rows"],
         )
-    once(steps.validate, ValidateWork(config.output_dir, trained))
+    once(steps.validate, ValidateJob(config.output_dir, trained))
     run = TrainedRun(config, trained, ledger)
-    return finish(DOMAIN, config, identity, contents(run), TokenizerDetails(run), once, reuse)
+    return finish(DOMAIN, config, identity, contents(run), TokenizerReport(run), once, reuse)

@@ -64,7 +64,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Span:
+class Passage:
     """A piece of text, and whether its tokens carry loss."""
 
     text: str
@@ -76,7 +76,7 @@ class Sample:
     """One bin as the trainer reads it: its sequences, and what was left out of them."""
 
     title: str
-    sequences: tuple[tuple[Span, ...], ...]
+    sequences: tuple[tuple[Passage, ...], ...]
     note: str = ""
 
 
@@ -120,7 +120,7 @@ class Report:
     ledger: Table
     drift: Table | None
     rejects: tuple[Table, ...]
-    details: tuple[Table, ...]
+    tables: tuple[Table, ...]
     charts: tuple[Chart, ...]
     samples: tuple[Sample, ...]
     reuse: Table | None

@@ -15,7 +15,7 @@ from schemas.run import RunManifest
 from schemas.validation import ValidateConfig
 from schemas.verdict import Verdict
 from tasks.outputs.validate import validate_path
-from tasks.report.compose import Details, ReportWork, compose
+from tasks.report.compose import FlowReport, ReportJob, compose
 from tasks.report.page import render_page
 from tasks.report.reuse import Reuse
 from tasks.run.contract import Domain
@@ -36,16 +36,16 @@ def validate(config: ValidateConfig) -> Verdict:
 
 
 @task(name="report", persist_result=False)
-def report(work: ReportWork) -> bytes | None:
+def report(job: ReportJob) -> bytes | None:
     """Compose the report, show it as artifacts, render its page.
 
     A report never fails a run: if it cannot be made, there is a warning, and `None` instead of the page.
     """
     page = None
     try:
-        composed = compose(work)
+        composed = compose(job)
         page = render_page(composed)
-        folder = run_folder(Path(work.publication.output_dir), work.publication.run_hash)
+        folder = run_folder(Path(job.publication.output_dir), job.publication.run_hash)
         show(composed, (folder / REPORT_PAGE).absolute().as_uri())
     except Exception as error:
         what = "no report" if page is None else "no artifacts"
@@ -55,9 +55,9 @@ def report(work: ReportWork) -> bytes | None:
 
 
 @task(name="publish", persist_result=False)
-def publish(work: Publication) -> RunManifest:
+def publish(job: Publication) -> RunManifest:
     """Fill the run folder, write its manifest, move the pointers to it."""
-    return publish_run(work)
+    return publish_run(job)
 
 
 def finish(
@@ -65,7 +65,7 @@ def finish(
     config: Any,
     identity: Identity[Any],
     contents: Contents,
-    details: Details,
+    flow_report: FlowReport,
     once: Once,
     reuse: Reuse | None = None,
 ) -> RunManifest:
@@ -78,7 +78,7 @@ def finish(
     """
     publication = publication_of(domain, config, identity, contents)
     drift = _drift(publication, config.alarms)
-    page = once(report, ReportWork(publication, details, reuse, drift))
+    page = once(report, ReportJob(publication, flow_report, reuse, drift))
     check_drift(drift)
     manifest: RunManifest = once(publish, dataclasses.replace(publication, report=page))
     ledger = manifest.ledger

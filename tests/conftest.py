@@ -24,7 +24,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Test helpers are importable from here, in this process and in the ones it spawns.
 _TESTS = str(Path(__file__).resolve().parent)
 sys.path.insert(0, _TESTS)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_TESTS, os.environ.get("PYTHONPATH")]))
+# The project first: `tests` has folders of the same names.
+_PATHS = [str(Path(_TESTS).parent), _TESTS, os.environ.get("PYTHONPATH")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _PATHS))
 
 
 @pytest.fixture(scope="session")

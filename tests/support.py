@@ -126,27 +126,27 @@ class Serial:
         self.executed: list[tuple[str, str]] = []
         self.reuse = Reuse()
 
-    def each(self, step: Any, works: Sequence[Any]) -> list[Receipt]:
-        receipts = [self._one(step, work) for work in works]
+    def each(self, step: Any, jobs: Sequence[Any]) -> list[Receipt]:
+        receipts = [self._one(step, job) for job in jobs]
         self.after_first_step, act = None, self.after_first_step
         if act is not None:
             act()
         return receipts
 
-    def _one(self, step: Any, work: Any) -> Receipt:
-        key = receipt_key(work.stage, work.task, work.part)
+    def _one(self, step: Any, job: Any) -> Receipt:
+        key = receipt_key(job.stage, job.task, job.part)
         receipt = None
         with contextlib.suppress(IntegrityError):
             receipt = check_receipt(self.output_dir, key, self.verify)
-        self.reuse.note(work.task, cached=receipt is not None)
+        self.reuse.note(job.task, cached=receipt is not None)
         if receipt is None:
-            receipt = step.fn(work)
+            receipt = step.fn(job)
             write_file(record_path(self.output_dir, key), format_record(receipt))
-            self.executed.append((work.task, work.stage))
+            self.executed.append((job.task, job.stage))
         return receipt
 
-    def once(self, step: Any, work: Any) -> Any:
-        return step.fn(work)
+    def once(self, step: Any, job: Any) -> Any:
+        return step.fn(job)
 
 
 def mill_serially(config: PackSftConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:

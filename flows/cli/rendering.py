@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from schemas.report import Chart, Fact, Sample, Span, Table
+from schemas.report import Chart, Fact, Passage, Sample, Table
 
 _BAR_CELLS = 40
 _TRAINED = "bold green"
@@ -100,7 +100,7 @@ def print_sample(console: Console, sample: Sample) -> None:
         console.print(_text(sample.note, "dim"))
 
 
-def _sequence(sequence: tuple[Span, ...], coloured: bool) -> Text:
+def _sequence(sequence: tuple[Passage, ...], coloured: bool) -> Text:
     text = Text()
     for span in sequence:
         shown = printable(span.text)

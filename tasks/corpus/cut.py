@@ -22,7 +22,7 @@ _SHARDS = 96
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourceRows:
     """Part of one file that goes into a shard.
 
     Attributes:
@@ -49,10 +49,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class ShardPlan:
+class ShardCut:
     """The pieces of one shard, and how many rows they give."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourceRows, ...]
     rows: int
 
 
@@ -72,7 +72,7 @@ def cut_shards(
     max_rows: int,
     shard_bytes: int,
     kept: Kept,
-) -> list[ShardPlan]:
+) -> list[ShardCut]:
     """The shards of a bucket, in row order; row groups that give no row are left out.
 
     Args:
@@ -81,12 +81,12 @@ def cut_shards(
         shard_bytes: a shard is closed before it spans more uncompressed bytes than this.
         kept: asked only for row groups that must be cut inside.
     """
-    shards: list[ShardPlan] = []
-    pieces: list[Piece] = []
+    shards: list[ShardCut] = []
+    pieces: list[SourceRows] = []
     rows = size = 0
     for piece, piece_rows, piece_bytes in _pieces(files, bitmaps, selected, max_rows, kept):
         if pieces and (rows + piece_rows > max_rows or size + piece_bytes > shard_bytes):
-            shards.append(ShardPlan(tuple(pieces), rows))
+            shards.append(ShardCut(tuple(pieces), rows))
             pieces, rows, size = [], 0, 0
         if pieces and _continues(pieces[-1], piece):
             last = pieces.pop()
@@ -95,7 +95,7 @@ def cut_shards(
         rows += piece_rows
         size += piece_bytes
     if pieces:
-        shards.append(ShardPlan(tuple(pieces), rows))
+        shards.append(ShardCut(tuple(pieces), rows))
     return shards
 
 
@@ -105,7 +105,7 @@ def _pieces(
     selected: NDArray[np.int64],
     max_rows: int,
     kept: Kept,
-) -> Iterator[tuple[Piece, int, int]]:
+) -> Iterator[tuple[SourceRows, int, int]]:
     """Every row group that gives rows, cut inside only where it gives more than `max_rows`."""
     counts = iter(selected.tolist())
     for index, file in enumerate(files):
@@ -113,7 +113,7 @@ def _pieces(
         for number, group in enumerate(file.groups):
             count = next(counts)
             for start, stop, rows in _cuts(index, first_row, group.rows, count, max_rows, kept):
-                piece = Piece(
+                piece = SourceRows(
                     path=file.path,
                     name=file.name,
                     digest=file.digest,
@@ -146,9 +146,9 @@ def _cuts(
         yield start, stop, min(max_rows, count - number * max_rows)
 
 
-def _continues(last: Piece, piece: Piece) -> bool:
+def _continues(last: SourceRows, piece: SourceRows) -> bool:
     return last.file == piece.file and last.end_group == piece.first_group and last.stop == piece.start
 
 
-def _joined(last: Piece, piece: Piece) -> Piece:
+def _joined(last: SourceRows, piece: SourceRows) -> SourceRows:
     return dataclasses.replace(last, end_group=piece.end_group, stop=piece.stop)

@@ -143,7 +143,7 @@ def report(buckets: Sequence[SampledBucket]) -> list[dict[str, Any]]:
                 "bucket": selection.bucket.inputs.bucket,
                 "files": len(selection.bucket.files),
                 "rows": selection.bucket.rows,
-                "eligible": selection.work.eligible,
+                "eligible": selection.job.eligible,
                 "requested": selection.bucket.inputs.count,
                 "sampled": sum(bucket.rows),
                 "shards": len(bucket.files),

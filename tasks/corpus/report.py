@@ -12,8 +12,8 @@ from tasks.report.numbers import binary, count, counted, share, size, some_of
 
 
 @dataclass(frozen=True)
-class SampleDetails:
-    """See `tasks.report.compose.Details`."""
+class SampleReport:
+    """See `tasks.report.compose.FlowReport`."""
 
     run: SampledRun
     steps: tuple[str, ...] = ("screen", "select", "write")

@@ -23,7 +23,7 @@ from tasks.storage.arrays import write_array
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScreenWork(Job):
+class ScreenJob(Job):
     """Some files of one bucket.
 
     Attributes:
@@ -45,23 +45,23 @@ def bitmap_name(position: int) -> str:
     return f"eligible-{position:06d}.npy"
 
 
-def screen_files(work: ScreenWork) -> Receipt:
+def screen_files(job: ScreenJob) -> Receipt:
     """Read the texts of `work` and note which may be sampled.
 
     Raises:
         InputError: a file is damaged.
         StorageError: a bitmap cannot be written.
     """
-    root = work.root
-    folder = work.folder
+    root = job.root
+    folder = job.folder
     records = []
     totals = {"rows_in": 0, "rows_used": 0, "filtered": 0}
     nulls = 0
     with RejectWriter(folder / REJECTS) as rejects:
-        for position, file in enumerate(work.files):
-            allowed, null = _screen(file, work)
+        for position, file in enumerate(job.files):
+            allowed, null = _screen(file, job)
             for row in np.flatnonzero(null).tolist():
-                rejects.add(file.name, row, "null_text", f"{work.text} is null")
+                rejects.add(file.name, row, "null_text", f"{job.text} is null")
             packed = np.packbits(allowed, bitorder="little")
             records.append(write_array(folder / bitmap_name(position), packed, root))
             totals["rows_in"] += file.rows
@@ -70,22 +70,22 @@ def screen_files(work: ScreenWork) -> Receipt:
             nulls += int(null.sum())
         records += rejects.finish(root)
     ledger = RowLedger(**totals, rejected={"null_text": nulls} if nulls else {})
-    return work.receipt(records, ledger=ledger)
+    return job.receipt(records, ledger=ledger)
 
 
-def _screen(file: SourceFile, work: ScreenWork) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _screen(file: SourceFile, job: ScreenJob) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """bool[rows] each: the text is allowed; the text is null."""
     allowed: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
     null: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
-    for batch in iter_columns(file.path, file.name, range(len(file.groups)), [work.text]):
+    for batch in iter_columns(file.path, file.name, range(len(file.groups)), [job.text]):
         text = batch.column(0)
         if pa.types.is_dictionary(text.type):
             text = text.dictionary_decode()
         is_null = text.is_null().to_numpy(zero_copy_only=False)
         length = pc.fill_null(pc.utf8_length(text), -1).to_numpy(zero_copy_only=False)
-        fits = length >= work.min_characters
-        if work.max_characters is not None:
-            fits &= length <= work.max_characters
+        fits = length >= job.min_characters
+        if job.max_characters is not None:
+            fits &= length <= job.max_characters
         null.append(is_null)
         allowed.append(fits & ~is_null)
     return np.concatenate(allowed), np.concatenate(null)

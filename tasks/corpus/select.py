@@ -39,7 +39,7 @@ _POOL_IDS = 40_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectWork(Job):
+class SelectJob(Job):
     """One bucket.
 
     Attributes:
@@ -88,7 +88,7 @@ class Eligibility:
         return bits[start - 8 * first : stop - 8 * first].astype(bool)
 
 
-def select_bucket(work: SelectWork) -> Receipt:
+def select_bucket(job: SelectJob) -> Receipt:
     """Find the bucket's cutoff and count its selected rows by row group.
 
     Statistics: `cutoff` `[hash, file, row]`, `selected`, `eligible`. The file `selected.npy` holds
@@ -97,14 +97,14 @@ def select_bucket(work: SelectWork) -> Receipt:
     Raises:
         StorageError: the counts cannot be written.
     """
-    root = work.root
-    cutoff, selected = _select(work)
-    record = write_array(work.folder / SELECTED, selected, root)
+    root = job.root
+    cutoff, selected = _select(job)
+    record = write_array(job.folder / SELECTED, selected, root)
     used = int(selected.sum())
-    return work.receipt(
+    return job.receipt(
         [record],
-        ledger=RowLedger(rows_in=work.eligible, rows_used=used, not_selected=work.eligible - used),
-        statistics={"cutoff": list(cutoff), "selected": used, "eligible": work.eligible},
+        ledger=RowLedger(rows_in=job.eligible, rows_used=used, not_selected=job.eligible - used),
+        statistics={"cutoff": list(cutoff), "selected": used, "eligible": job.eligible},
     )
 
 
@@ -121,19 +121,19 @@ class _GroupCounts:
     inside: BandCount
 
 
-def _select(work: SelectWork) -> tuple[Cutoff, NDArray[np.int64]]:
+def _select(job: SelectJob) -> tuple[Cutoff, NDArray[np.int64]]:
     """The cutoff, and the rows at or below it in every row group, from the same hashes."""
-    groups = _row_groups(work.files)
+    groups = _row_groups(job.files)
     scanned: list[_GroupCounts] = []
 
     def scan_all(edges: Band) -> list[BandCount]:
-        scanned[:] = _scan(work, groups, edges)
+        scanned[:] = _scan(job, groups, edges)
         return [counts.inside for counts in scanned]
 
-    cutoff = find_cutoff(work.count, work.eligible, scan_all)
+    cutoff = find_cutoff(job.count, job.eligible, scan_all)
     if not scanned:
         # None or all of them: no row was hashed, and none needs to be.
-        return cutoff, _count(work, groups, cutoff)
+        return cutoff, _count(job, groups, cutoff)
     below = np.concatenate([counts.below for counts in scanned])
     return cutoff, below + _count_inside(groups, BandCount.total(c.inside for c in scanned), cutoff)
 
@@ -149,21 +149,21 @@ def _row_groups(files: Sequence[SourceFile]) -> list[IdRange]:
     return ranges
 
 
-def _scan(work: SelectWork, groups: Sequence[IdRange], edges: Band) -> list[_GroupCounts]:
-    job = partial(
+def _scan(job: SelectJob, groups: Sequence[IdRange], edges: Band) -> list[_GroupCounts]:
+    scan_some = partial(
         _scan_groups,
-        seed=work.seed,
-        bucket=work.bucket,
-        paths=[file.name for file in work.files],
+        seed=job.seed,
+        bucket=job.bucket,
+        paths=[file.name for file in job.files],
         edges=edges,
-        eligible=Eligibility(dict(enumerate(work.bitmaps))) or None,
+        eligible=Eligibility(dict(enumerate(job.bitmaps))) or None,
     )
     batches = list(_batches(groups))
-    workers = min(work.workers, len(batches), os.cpu_count() or 1)
-    if workers < 2 or work.eligible < _POOL_IDS:
-        return [job(batch) for batch in batches]
+    workers = min(job.workers, len(batches), os.cpu_count() or 1)
+    if workers < 2 or job.eligible < _POOL_IDS:
+        return [scan_some(batch) for batch in batches]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(job, batches))
+        return list(pool.map(scan_some, batches))
 
 
 def _scan_groups(
@@ -204,11 +204,11 @@ def _places(files: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray
     return (files.astype(np.int64) << 40) + rows
 
 
-def _count(work: SelectWork, groups: Sequence[IdRange], cutoff: Cutoff) -> NDArray[np.int64]:
+def _count(job: SelectJob, groups: Sequence[IdRange], cutoff: Cutoff) -> NDArray[np.int64]:
     """Selected rows of every row group."""
-    eligible = Eligibility(dict(enumerate(work.bitmaps)))
+    eligible = Eligibility(dict(enumerate(job.bitmaps)))
     kept = (
-        kept_rows(work.seed, work.bucket, work.files[ids.file].name, ids, cutoff, eligible) for ids in groups
+        kept_rows(job.seed, job.bucket, job.files[ids.file].name, ids, cutoff, eligible) for ids in groups
     )
     return np.array([np.count_nonzero(rows) for rows in kept], dtype=np.int64)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt
-from tasks.corpus.cut import ShardPlan, cut_shards, shard_bytes_for
+from tasks.corpus.cut import ShardCut, cut_shards, shard_bytes_for
 from tasks.corpus.identity import DOMAIN
 from tasks.corpus.inventory import Bucket, SourceFile
-from tasks.corpus.screen import ScreenWork, bitmap_name
-from tasks.corpus.select import SELECTED, Eligibility, SelectWork, kept_rows
+from tasks.corpus.screen import ScreenJob, bitmap_name
+from tasks.corpus.select import SELECTED, Eligibility, SelectJob, kept_rows
 from tasks.corpus.selection.cutoff import KEEP_ALL, Cutoff, IdRange
-from tasks.corpus.write import WriteWork
+from tasks.corpus.write import WriteJob
 from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.run.layout import stage_folder
@@ -28,12 +28,12 @@ _MAX_WRITE_TASKS = 128
 _SCREEN_ROWS = 2_000_000
 
 
-def screen_works(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenWork]]:
+def screen_jobs(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenJob]]:
     """For each bucket, the files whose texts must be looked at before selection, in groups of about 2 M rows."""
     return [_screen_bucket(config, bucket) for bucket in buckets]
 
 
-def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWork]:
+def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob]:
     groups: list[list[SourceFile]] = []
     rows = _SCREEN_ROWS
     for file in bucket.files:
@@ -47,7 +47,7 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWor
     text = bucket.inputs.dataset.text
     bounds = {"min_characters": config.min_characters, "max_characters": config.max_characters}
     return [
-        ScreenWork(
+        ScreenJob(
             output_dir=absolute_root(config),
             stage=DOMAIN.stage_key(
                 "screen", text=text, files=[[file.name, file.digest] for file in files], **bounds
@@ -63,9 +63,9 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenWor
     ]
 
 
-def select_work(
-    config: SampleCorpusConfig, bucket: Bucket, screens: Sequence[ScreenWork], screened: Sequence[Receipt]
-) -> SelectWork:
+def select_job(
+    config: SampleCorpusConfig, bucket: Bucket, screens: Sequence[ScreenJob], screened: Sequence[Receipt]
+) -> SelectJob:
     """The selection of one bucket.
 
     Args:
@@ -78,7 +78,7 @@ def select_work(
         for position, file in enumerate(screen.files)
     }
     barred = sum(r.ledger.rows_in - r.ledger.rows_used for r in screened if r.ledger is not None)
-    return SelectWork(
+    return SelectJob(
         output_dir=str(root),
         stage=DOMAIN.stage_key(
             "select",
@@ -104,54 +104,54 @@ class Selection:
     """A bucket with its cutoff and its shards."""
 
     bucket: Bucket
-    work: SelectWork
+    job: SelectJob
     receipt: Receipt
     cutoff: Cutoff
-    shards: tuple[ShardPlan, ...]
+    shards: tuple[ShardCut, ...]
 
 
 def plan_shards(
     config: SampleCorpusConfig,
     buckets: Sequence[Bucket],
-    selects: Sequence[SelectWork],
+    selects: Sequence[SelectJob],
     receipts: Sequence[Receipt],
 ) -> list[Selection]:
     """Cut every bucket's selection into shards."""
     shard_bytes = shard_bytes_for(sum(g.bytes for b in buckets for f in b.files for g in f.groups))
     found = []
-    for bucket, work, receipt in zip(buckets, selects, receipts, strict=True):
+    for bucket, job, receipt in zip(buckets, selects, receipts, strict=True):
         cutoff = Cutoff(*receipt.statistics["cutoff"])
-        shards = _cut_bucket(config, work, cutoff, shard_bytes)
-        found.append(Selection(bucket, work, receipt, cutoff, tuple(shards)))
+        shards = _cut_bucket(config, job, cutoff, shard_bytes)
+        found.append(Selection(bucket, job, receipt, cutoff, tuple(shards)))
     return found
 
 
 def _cut_bucket(
-    config: SampleCorpusConfig, work: SelectWork, cutoff: Cutoff, shard_bytes: int
-) -> list[ShardPlan]:
-    selected = read_array(stage_folder(Path(work.output_dir), work.stage) / SELECTED)
-    eligible = Eligibility(dict(enumerate(work.bitmaps)))
+    config: SampleCorpusConfig, job: SelectJob, cutoff: Cutoff, shard_bytes: int
+) -> list[ShardCut]:
+    selected = read_array(stage_folder(Path(job.output_dir), job.stage) / SELECTED)
+    eligible = Eligibility(dict(enumerate(job.bitmaps)))
 
     def kept(file: int, start: int, stop: int):  # type: ignore[no-untyped-def]
-        name = work.files[file].name
-        return kept_rows(work.seed, work.bucket, name, IdRange(file, start, stop), cutoff, eligible)
+        name = job.files[file].name
+        return kept_rows(job.seed, job.bucket, name, IdRange(file, start, stop), cutoff, eligible)
 
-    return cut_shards(work.files, work.bitmaps, selected, config.max_rows, shard_bytes, kept)
+    return cut_shards(job.files, job.bitmaps, selected, config.max_rows, shard_bytes, kept)
 
 
-def write_works(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteWork]]:
+def write_jobs(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteJob]]:
     """For each bucket its shards, in at most about 128 tasks over all buckets."""
     batch = batch_size(sum(len(selection.shards) for selection in selections), _MAX_WRITE_TASKS)
     return [
         [
-            _write_work(config, selection, selection.shards[first : first + batch])
+            _write_job(config, selection, selection.shards[first : first + batch])
             for first in range(0, len(selection.shards), batch)
         ]
         for selection in selections
     ]
 
 
-def _write_work(config: SampleCorpusConfig, selection: Selection, shards: tuple[ShardPlan, ...]) -> WriteWork:
+def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[ShardCut, ...]) -> WriteJob:
     dataset = selection.bucket.inputs.dataset
     bucket = selection.bucket.inputs.bucket
     options = config.hash_fields(["compression", "compression_level", "min_characters", "max_characters"])
@@ -163,7 +163,7 @@ def _write_work(config: SampleCorpusConfig, selection: Selection, shards: tuple[
         else [[p.digest, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]
         for shard in shards
     ]
-    return WriteWork(
+    return WriteJob(
         output_dir=absolute_root(config),
         stage=DOMAIN.stage_key(
             "write",

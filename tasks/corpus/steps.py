@@ -5,32 +5,32 @@ from __future__ import annotations
 from prefect import task
 
 from schemas.run import Receipt
-from tasks.corpus.screen import ScreenWork, screen_files
-from tasks.corpus.select import SelectWork, select_bucket
-from tasks.corpus.validate import ValidateWork, check_written
-from tasks.corpus.write import WriteWork, write_sample
+from tasks.corpus.screen import ScreenJob, screen_files
+from tasks.corpus.select import SelectJob, select_bucket
+from tasks.corpus.validate import ValidateJob, check_written
+from tasks.corpus.write import WriteJob, write_sample
 from tasks.run.contract import do
 
 
 @task(name="screen")
-def screen(work: ScreenWork) -> Receipt:
+def screen(job: ScreenJob) -> Receipt:
     """Which documents of some files may be sampled."""
-    return do(screen_files, work)
+    return do(screen_files, job)
 
 
 @task(name="select")
-def select(work: SelectWork) -> Receipt:
+def select(job: SelectJob) -> Receipt:
     """The cutoff of one bucket."""
-    return do(select_bucket, work)
+    return do(select_bucket, job)
 
 
 @task(name="write")
-def write(work: WriteWork) -> Receipt:
+def write(job: WriteJob) -> Receipt:
     """Shards of one bucket."""
-    return do(write_sample, work)
+    return do(write_sample, job)
 
 
 @task(name="validate", persist_result=False)
-def validate(work: ValidateWork) -> int:
+def validate(job: ValidateJob) -> int:
     """Every bucket complete, every shard sound."""
-    return check_written(work)
+    return check_written(job)

@@ -34,14 +34,14 @@ _BATCH_ROWS = 512
 
 
 @dataclass(frozen=True)
-class ValidateWork:
+class ValidateJob:
     """A written sample, before it is published."""
 
     output_dir: str
     buckets: tuple[SampledBucket, ...]
 
 
-def check_written(work: ValidateWork) -> int:
+def check_written(job: ValidateJob) -> int:
     """Check a sample before it is published: every bucket complete, every shard sound; returns its rows.
 
     The texts are not read again: that would take as long as the run itself. `validate` does it on demand.
@@ -50,12 +50,12 @@ def check_written(work: ValidateWork) -> int:
         IntegrityError: a bucket or a shard does not hold what was selected.
     """
     total = 0
-    for bucket in work.buckets:
+    for bucket in job.buckets:
         selection = bucket.selection
-        wanted = min(selection.bucket.inputs.count, selection.work.eligible)
+        wanted = min(selection.bucket.inputs.count, selection.job.eligible)
         found = 0
         for record in bucket.files:
-            rows, faults = _check_shard(Path(work.output_dir) / record.path)
+            rows, faults = _check_shard(Path(job.output_dir) / record.path)
             Verdict(path=record.path, kind="file", faults=tuple(faults)).raise_if_bad()
             found += rows
         if not found == wanted == selection.receipt.statistics["selected"]:

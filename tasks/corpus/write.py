@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from schemas.corpus import OWN_COLUMNS, SampleCompression
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord, Receipt, RowLedger
-from tasks.corpus.cut import Piece, ShardPlan
+from tasks.corpus.cut import ShardCut, SourceRows
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.row_groups import row_groups
 from tasks.corpus.select import Eligibility, kept_rows
@@ -35,7 +35,7 @@ _COMPRESSED = ("zstd", "gzip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteWork(Job):
+class WriteJob(Job):
     """Some shards of one bucket.
 
     Attributes:
@@ -45,7 +45,7 @@ class WriteWork(Job):
     """
 
     task: ClassVar[str] = "write"
-    shards: tuple[ShardPlan, ...]
+    shards: tuple[ShardCut, ...]
     seed: int
     bucket: str
     dataset: str
@@ -56,7 +56,7 @@ class WriteWork(Job):
     compression_level: int
 
 
-def write_sample(work: WriteWork) -> Receipt:
+def write_sample(job: WriteJob) -> Receipt:
     """Write the shards of `work` into its stage folder.
 
     Raises:
@@ -64,15 +64,15 @@ def write_sample(work: WriteWork) -> Receipt:
         IntegrityError: a shard did not get the rows it was planned to.
         StorageError: a shard cannot be written.
     """
-    root = work.root
+    root = job.root
     records: list[FileRecord] = []
     rows: list[int] = []
     lengths: Counter[int] = Counter()
     text_bytes = 0
-    for number, shard in enumerate(work.shards):
-        path = work.folder / f"part-{number:06d}.parquet"
-        with _SampleWriter(path, work) as writer:
-            for table in row_groups(batch for piece in shard.pieces for batch in _selected(work, piece)):
+    for number, shard in enumerate(job.shards):
+        path = job.folder / f"part-{number:06d}.parquet"
+        with _SampleWriter(path, job) as writer:
+            for table in row_groups(batch for piece in shard.pieces for batch in _selected(job, piece)):
                 writer.add(table)
                 # Or it would be held while the next one is gathered.
                 del table
@@ -87,7 +87,7 @@ def write_sample(work: WriteWork) -> Receipt:
         rows.append(writer.rows)
         lengths.update(writer.lengths)
         text_bytes += writer.text_bytes
-    return work.receipt(
+    return job.receipt(
         records,
         ledger=RowLedger(rows_in=sum(rows), rows_used=sum(rows)),
         statistics={
@@ -98,14 +98,14 @@ def write_sample(work: WriteWork) -> Receipt:
     )
 
 
-def _selected(work: WriteWork, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _selected(job: WriteJob, piece: SourceRows) -> Iterator[pa.RecordBatch]:
     """The selected rows of a piece, columns in source order: text first, then the kept ones."""
     eligible = Eligibility({piece.file: piece.bitmap})
     ids = IdRange(piece.file, piece.start, piece.stop)
-    kept = kept_rows(work.seed, work.bucket, piece.name, ids, work.cutoff, eligible)
+    kept = kept_rows(job.seed, job.bucket, piece.name, ids, job.cutoff, eligible)
     # Rows of the groups read that lie outside the piece belong to other shards.
     row = piece.first_row - piece.start
-    columns = [work.text, *work.keep_columns]
+    columns = [job.text, *job.keep_columns]
     for batch in iter_columns(piece.path, piece.name, range(piece.first_group, piece.end_group), columns):
         low, high = max(row, 0), min(row + batch.num_rows, len(kept))
         if low < high:
@@ -127,8 +127,8 @@ def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 class _SampleWriter:
     """Writes one shard, a row group at a time; nothing is visible before `finish`."""
 
-    def __init__(self, path: Path, work: WriteWork) -> None:
-        self._work = work
+    def __init__(self, path: Path, job: WriteJob) -> None:
+        self._job = job
         self._file = AtomicFile(path)
         self._writer: pq.ParquetWriter | None = None
         self.rows = 0
@@ -140,11 +140,11 @@ class _SampleWriter:
         self._count(pc.binary_length(source.column(0)).to_numpy())
         columns = [
             source.column(0),
-            pa.repeat(pa.scalar(self._work.dataset), len(source)),
-            pa.repeat(pa.scalar(self._work.bucket), len(source)),
-            *(source.column(name) for name in self._work.keep_columns),
+            pa.repeat(pa.scalar(self._job.dataset), len(source)),
+            pa.repeat(pa.scalar(self._job.bucket), len(source)),
+            *(source.column(name) for name in self._job.keep_columns),
         ]
-        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._work.keep_columns])
+        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._job.keep_columns])
         if self._writer is None:
             self._writer = self._open(table.schema)
         self._writer.write_table(table, row_group_size=len(table))
@@ -174,12 +174,12 @@ class _SampleWriter:
             self._file.__exit__(kind, error, trace)
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
-        codec = self._work.compression.value
+        codec = self._job.compression.value
         return pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             schema,
             compression=codec,
-            compression_level=self._work.compression_level if codec in _COMPRESSED else None,
+            compression_level=self._job.compression_level if codec in _COMPRESSED else None,
             # The two source columns hold one value a bucket.
             use_dictionary=["source_dataset", "source_bucket"],
             write_statistics=["source_dataset", "source_bucket"],

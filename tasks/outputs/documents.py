@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from schemas.errors import InputError
 from schemas.inspection import Inspection
-from schemas.report import Chart, Column, Fact, Sample, Series, Span, Table
+from schemas.report import Chart, Column, Fact, Passage, Sample, Series, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, size
@@ -111,7 +111,7 @@ def _samples(batch: pa.RecordBatch, first: int) -> list[Sample]:
     return [
         Sample(
             f"Document {count(first + place)}, {row['source_dataset']} {row['source_bucket']}",
-            ((Span(cut(str(row["text"])), False),),),
+            ((Passage(cut(str(row["text"])), False),),),
             f"{count(len(str(row['text'])))} characters",
         )
         for place, row in enumerate(batch.to_pylist())

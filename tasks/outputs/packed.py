@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 from schemas.inspection import Inspection
-from schemas.report import Chart, Column, Fact, Sample, Span, Table
+from schemas.report import Chart, Column, Fact, Passage, Sample, Table
 from schemas.sft import Count
 from tasks.outputs.found import Outputs, Tables
 from tasks.report.histogram import even_classes, fill_classes, histogram
 from tasks.report.numbers import count, share, size
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
-from tasks.sft.view import Decode, load_decoder, spans
+from tasks.sft.view import Decode, load_decoder, passages
 from tasks.storage.listing import stored_bytes
 
 # Lines of the table of shards.
@@ -217,14 +217,14 @@ def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
             (bins.starts, bins.starts_offsets),
         )
     )
-    sequences: list[tuple[Span, ...]] = []
+    sequences: list[tuple[Passage, ...]] = []
     shown = 0
     for start, end in itertools.pairwise([*starts.tolist(), len(ids)]):
         stop = min(end, start + _MOST_TOKENS - shown)
         if stop <= start:
             break
         shown += stop - start
-        sequences.append(spans(ids[start:stop], mask[start:stop], decode))
+        sequences.append(passages(ids[start:stop], mask[start:stop], decode))
     trained = count(int(np.count_nonzero(mask)))
     note = f"{count(len(starts))} sequences, {count(len(ids))} tokens, {trained} carry loss"
     if shown < len(ids):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.inspection import Inspection
-from schemas.report import Column, Fact, Sample, Span, Table
+from schemas.report import Column, Fact, Passage, Sample, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count, size
 from tasks.storage.reading import file_bytes
@@ -43,7 +43,7 @@ def inspect_tokenizer(
     )
     # A character of several tokens is shown with the first of them.
     ends = [0, *itertools.accumulate((end for _, end in encoded.offsets), max)]
-    pieces = tuple((Span(_SENTENCE[start:end], False),) for start, end in itertools.pairwise(ends))
+    pieces = tuple((Passage(_SENTENCE[start:end], False),) for start, end in itertools.pairwise(ends))
     facts = (
         Fact("vocabulary", count(found.get_vocab_size()), f"{count(len(added))} added"),
         Fact("model", type(found.model).__name__),

@@ -22,8 +22,8 @@ from tasks.probes.counts import ShardCounts
 from tasks.probes.records.encode import Block, Records, block_of, encode_records
 from tasks.probes.records.writer import ShardWriter
 from tasks.probes.rows.sorting import cut_ranges, time_order
-from tasks.probes.shards import Probes, ShardPlan, SplitRule, merge_probes
-from tasks.probes.spill import RunRef, SpilledRun, open_run
+from tasks.probes.shards import Probes, ShardRange, SplitRule, merge_probes
+from tasks.probes.spill import OpenSpill, SpillRef, open_spill
 from tasks.run.contract import Job
 from tasks.run.memory import release_memory
 
@@ -32,7 +32,7 @@ _SHARED_TARGETS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherWork(Job):
+class GatherJob(Job):
     """Some shards.
 
     Attributes:
@@ -43,8 +43,8 @@ class GatherWork(Job):
     """
 
     task: ClassVar[str] = "gather"
-    runs: tuple[RunRef, ...]
-    shards: tuple[ShardPlan, ...]
+    runs: tuple[SpillRef, ...]
+    shards: tuple[ShardRange, ...]
     rule: SplitRule
     max_record_bytes: int
     deduplicate: bool
@@ -52,7 +52,7 @@ class GatherWork(Job):
     portion_rows: int
 
 
-def gather_shards(work: GatherWork) -> Receipt:
+def gather_shards(job: GatherJob) -> Receipt:
     """Write the shards of `work` into its stage folder.
 
     Raises:
@@ -61,14 +61,14 @@ def gather_shards(work: GatherWork) -> Receipt:
         StorageError: a shard cannot be written.
     """
     release_memory()
-    root = work.root
+    root = job.root
     records: list[FileRecord] = []
     counts: list[ShardCounts] = []
-    for number, shard in enumerate(work.shards):
-        path = work.folder / f"part-{number:06d}.arrayrecord"
+    for number, shard in enumerate(job.shards):
+        path = job.folder / f"part-{number:06d}.arrayrecord"
         found = ShardCounts(split=shard.split)
-        with ShardWriter(path, work.options) as writer:
-            for some in _records(work, shard, found):
+        with ShardWriter(path, job.options) as writer:
+            for some in _records(job, shard, found):
                 writer.add(some.sizes, some.data)
         if (found.probes, found.measurements + found.duplicates) != (shard.probes, shard.rows):
             raise IntegrityError(
@@ -79,37 +79,37 @@ def gather_shards(work: GatherWork) -> Receipt:
             )
         records.append(writer.record(root))
         counts.append(found)
-    rows = sum(shard.rows for shard in work.shards)
+    rows = sum(shard.rows for shard in job.shards)
     duplicates = sum(found.duplicates for found in counts)
-    return work.receipt(
+    return job.receipt(
         records,
         ledger=RowLedger(rows_in=rows, rows_used=rows - duplicates, duplicates=duplicates),
         statistics={"shards": [found.as_dict() for found in counts]},
     )
 
 
-def _records(work: GatherWork, shard: ShardPlan, counts: ShardCounts) -> Iterator[Records]:
-    root = work.root
-    runs = [open_run(root, ref, shard.first_hash, shard.last_hash) for ref in work.runs]
+def _records(job: GatherJob, shard: ShardRange, counts: ShardCounts) -> Iterator[Records]:
+    root = job.root
+    runs = [open_spill(root, ref, shard.first_hash, shard.last_hash) for ref in job.runs]
     runs = [run for run in runs if len(run.hashes)]
-    probes = _probes_of(runs, shard, work.rule)
+    probes = _probes_of(runs, shard, job.rule)
     shared = share_targets(runs)
-    for low, high in cut_ranges(probes.rows, work.portion_rows):
+    for low, high in cut_ranges(probes.rows, job.portion_rows):
         portion = Probes(
             probes.hashes[low:high],
             probes.addresses.slice(low, high - low),
             probes.rows[low:high],
             probes.dst_bytes[low:high],
         )
-        block, duplicates = collect(runs, portion, shared, work.deduplicate)
+        block, duplicates = collect(runs, portion, shared, job.deduplicate)
         counts.duplicates += duplicates
         counts.add_block(block)
-        for records in encode_records(block, work.max_record_bytes):
+        for records in encode_records(block, job.max_record_bytes):
             counts.add_records(records.blob_sizes)
             yield records
 
 
-def _probes_of(runs: Sequence[SpilledRun], shard: ShardPlan, rule: SplitRule) -> Probes:
+def _probes_of(runs: Sequence[OpenSpill], shard: ShardRange, rule: SplitRule) -> Probes:
     probes = merge_probes(run.probes for run in runs)
     inside = rule.is_train(probes.hashes, probes.addresses) == (shard.split == TRAIN)
     if inside.all():
@@ -135,7 +135,7 @@ class SharedTargets:
     places: list[NDArray[np.int32]]
 
 
-def share_targets(runs: Sequence[SpilledRun]) -> SharedTargets | None:
+def share_targets(runs: Sequence[OpenSpill]) -> SharedTargets | None:
     """The targets of all runs; `None` if there are too many to be held, and each portion must look for its own."""
     if not 0 < sum(run.num_targets for run in runs) <= _SHARED_TARGETS:
         return None
@@ -151,7 +151,7 @@ def share_targets(runs: Sequence[SpilledRun]) -> SharedTargets | None:
 
 
 def collect(
-    runs: Sequence[SpilledRun], probes: Probes, shared: SharedTargets | None, deduplicate: bool
+    runs: Sequence[OpenSpill], probes: Probes, shared: SharedTargets | None, deduplicate: bool
 ) -> tuple[Block, int]:
     """The measurements of consecutive probes, by probe and time, ties in input order.
 

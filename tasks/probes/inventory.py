@@ -16,7 +16,7 @@ import pyarrow as pa
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS
 from tasks.inputs.sizing import grouped, part_size
-from tasks.probes.rows.reading import Piece
+from tasks.probes.rows.reading import RowGroups
 from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
@@ -115,7 +115,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 }
 
 
-def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
+def cut_parts(files: Sequence[SourceFile]) -> list[tuple[RowGroups, ...]]:
     """The rows to scatter in one task each, in input order: at row-group edges, about a million rows.
 
     The size is the smallest 2**20 * 2**k of which 96 hold the input. A part holds several files only if they are
@@ -126,12 +126,14 @@ def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
     return grouped(pieces, lambda piece: piece.rows, part_rows)
 
 
-def _cut_file(file: SourceFile, part_rows: int) -> list[Piece]:
-    pieces: list[Piece] = []
+def _cut_file(file: SourceFile, part_rows: int) -> list[RowGroups]:
+    pieces: list[RowGroups] = []
     first_row = first_group = rows = 0
 
     def close(end: int) -> None:
-        pieces.append(Piece(file.path, file.name, file.digest, first_group, end, first_row, rows, file.seen))
+        pieces.append(
+            RowGroups(file.path, file.name, file.digest, first_group, end, first_row, rows, file.seen)
+        )
 
     for group, group_rows in enumerate(file.group_rows):
         if rows and rows + group_rows > part_rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 from schemas.errors import IntegrityError
 from schemas.probes import TRAIN, BuildProbeRowsConfig
 from schemas.run import Receipt, RowLedger
-from tasks.probes.gather import GatherWork
+from tasks.probes.gather import GatherJob
 from tasks.run.limits import check_rows, total_ledger
 
 
@@ -25,13 +25,13 @@ def input_ledger(config: BuildProbeRowsConfig, scattered: Sequence[Receipt]) -> 
     return ledger
 
 
-def check_train(works: Sequence[GatherWork]) -> None:
+def check_train(jobs: Sequence[GatherJob]) -> None:
     """Fail when there is nothing to train on.
 
     Raises:
         IntegrityError: `empty_train`.
     """
-    if not any(shard.split == TRAIN for work in works for shard in work.shards):
+    if not any(shard.split == TRAIN for job in jobs for shard in job.shards):
         raise IntegrityError(
             "the train split is empty: every probe fell into test; use more data, or a larger train_ratio",
             code="empty_train",

@@ -21,8 +21,8 @@ _RECORD_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
-class ProbeDetails:
-    """See `tasks.report.compose.Details`."""
+class ProbeReport:
+    """See `tasks.report.compose.FlowReport`."""
 
     run: WrittenRun
     steps: tuple[str, ...] = ("scatter", "gather")

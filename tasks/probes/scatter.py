@@ -16,16 +16,16 @@ from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.packing.arrays import stable_order
 from tasks.probes.rows.addresses import families, probe_hashes
-from tasks.probes.rows.reading import RUN_ROWS, Piece, read_runs
+from tasks.probes.rows.reading import SPILL_ROWS, RowGroups, read_row_batches
 from tasks.probes.rows.screening import Columns, screen, unusable
-from tasks.probes.spill import PROBES_SCHEMA, Run, RunRef, write_run
+from tasks.probes.spill import PROBES_SCHEMA, Spill, SpillRef, write_spill
 from tasks.run.contract import Job
 from tasks.run.memory import release_memory
 from tasks.run.rejects import REJECTS, RejectWriter
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScatterWork(Job):
+class ScatterJob(Job):
     """Some row groups, in input order.
 
     Attributes:
@@ -36,13 +36,13 @@ class ScatterWork(Job):
     """
 
     task: ClassVar[str] = "scatter"
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowGroups, ...]
     seed: int
     spill_dir: str = ""
-    run_rows: int = RUN_ROWS
+    spill_rows: int = SPILL_ROWS
 
 
-def scatter_rows(work: ScatterWork) -> Receipt:
+def scatter_rows(job: ScatterJob) -> Receipt:
     """Screen and sort the rows of `work`.
 
     Raises:
@@ -51,13 +51,13 @@ def scatter_rows(work: ScatterWork) -> Receipt:
         StorageError: a run cannot be written.
     """
     release_memory()
-    root = work.root
-    spill = Path(work.spill_dir) if work.spill_dir else None
+    root = job.root
+    spill = Path(job.spill_dir) if job.spill_dir else None
     records: list[FileRecord] = []
     rejected: Counter[str] = Counter()
     rows_in = rows_used = filled = runs = 0
-    with RejectWriter(work.folder / REJECTS) as rejects:
-        for run in read_runs(work.pieces, work.run_rows):
+    with RejectWriter(job.folder / REJECTS) as rejects:
+        for run in read_row_batches(job.pieces, job.spill_rows):
             families_of_both = [
                 families(run.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
             ]
@@ -69,19 +69,19 @@ def scatter_rows(work: ScatterWork) -> Receipt:
                 rejects.add(*run.origin(row), reason, detail)
                 rejected[reason] += 1
             if usable:
-                sorted_run = sort_run(run.rows, columns, work.seed)
-                records.append(write_run(root, spill, RunRef(work.stage, runs), sorted_run))
+                sorted_run = sort_spill(run.rows, columns, job.seed)
+                records.append(write_spill(root, spill, SpillRef(job.stage, runs), sorted_run))
                 rows_used += usable
                 runs += 1
         records += rejects.finish(root)
-    return work.receipt(
+    return job.receipt(
         records,
         ledger=RowLedger(rows_in=rows_in, rows_used=rows_used, rejected=dict(sorted(rejected.items()))),
         statistics={"runs": runs, "versions_filled": filled},
     )
 
 
-def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> Run:
+def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
     """The usable rows of a run, sorted by the hash of their probe, ties in input order; and its probes.
 
     Raises:
@@ -116,7 +116,7 @@ def sort_run(rows: pa.RecordBatch, columns: Columns, seed: int) -> Run:
         ],
         schema=PROBES_SCHEMA,
     )
-    return Run(probes, targets, columns.times[order], dst_codes, columns.rtts[order])
+    return Spill(probes, targets, columns.times[order], dst_codes, columns.rtts[order])
 
 
 def refuse_collisions(sorted_hashes: NDArray[np.uint64]) -> None:

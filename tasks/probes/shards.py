@@ -115,7 +115,7 @@ def split_rule(split: ProbeSplit, train_ratio: float, probes: Probes) -> SplitRu
 
 
 @dataclass(frozen=True)
-class ShardPlan:
+class ShardRange:
     """One shard: the probes of a split whose hashes lie in a range.
 
     Attributes:
@@ -135,7 +135,7 @@ def shard_bytes_for(total_bytes: int) -> int:
     return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
 
 
-def cut_shards(probes: Probes, rule: SplitRule, shard_bytes: int) -> list[ShardPlan]:
+def cut_shards(probes: Probes, rule: SplitRule, shard_bytes: int) -> list[ShardRange]:
     """Shards of about equal size, train first; a split without probes has none."""
     is_train = rule.is_train(probes.hashes, probes.addresses)
     return [
@@ -145,7 +145,7 @@ def cut_shards(probes: Probes, rule: SplitRule, shard_bytes: int) -> list[ShardP
     ]
 
 
-def _cut_split(split: str, members: NDArray[np.int64], probes: Probes, shard_bytes: int) -> list[ShardPlan]:
+def _cut_split(split: str, members: NDArray[np.int64], probes: Probes, shard_bytes: int) -> list[ShardRange]:
     sizes = probes.record_bytes()[members]
     ends = np.cumsum(sizes)
     if not len(ends):
@@ -158,5 +158,5 @@ def _cut_split(split: str, members: NDArray[np.int64], probes: Probes, shard_byt
     for low, high in pairwise(edges):
         first, last = probes.hashes[members[low]], probes.hashes[members[high - 1]]
         rows = int(probes.rows[members[low:high]].sum())
-        plans.append(ShardPlan(split, int(first), int(last), high - low, rows))
+        plans.append(ShardRange(split, int(first), int(last), high - low, rows))
     return plans

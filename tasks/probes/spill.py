@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class RunRef:
+class SpillRef:
     """Where a run lies: its stage and its number in it."""
 
     stage: str
@@ -60,7 +60,7 @@ class RunRef:
 
 
 @dataclass(frozen=True)
-class Run:
+class Spill:
     """A sorted run in memory.
 
     Attributes:
@@ -76,7 +76,7 @@ class Run:
     rtts: NDArray[np.float32]
 
 
-def write_run(root: Path, spill: Path | None, ref: RunRef, run: Run) -> FileRecord:
+def write_spill(root: Path, spill: Path | None, ref: SpillRef, run: Spill) -> FileRecord:
     """Write a run; returns the record of its file relative to `root`.
 
     Raises:
@@ -192,7 +192,7 @@ def _damaged(path: Path, what: str) -> IntegrityError:
 
 
 @dataclass(frozen=True)
-class SpilledRun:
+class OpenSpill:
     """A range of the probes of a run, whose rows are read on demand.
 
     Attributes:
@@ -231,7 +231,7 @@ class SpilledRun:
             return file.texts("dst", 0, file.places.targets)
 
 
-def read_probes(root: Path, ref: RunRef) -> pa.RecordBatch:
+def read_probes(root: Path, ref: SpillRef) -> pa.RecordBatch:
     """All probes of a run.
 
     Raises:
@@ -241,7 +241,7 @@ def read_probes(root: Path, ref: RunRef) -> pa.RecordBatch:
         return file.probes(0, file.places.probes)
 
 
-def open_run(root: Path, ref: RunRef, first_hash: int, last_hash: int) -> SpilledRun:
+def open_spill(root: Path, ref: SpillRef, first_hash: int, last_hash: int) -> OpenSpill:
     """The probes of a run whose hashes lie in a range, both ends included.
 
     Raises:
@@ -255,4 +255,4 @@ def open_run(root: Path, ref: RunRef, first_hash: int, last_hash: int) -> Spille
         before = int(file.column("probe_rows", "<i8", 0, low).sum())
         probes, num_targets = file.probes(low, high), file.places.targets
     starts = np.concatenate([[before], before + np.cumsum(probes.column(2).to_numpy())])
-    return SpilledRun(path, probes, probes.column(0).to_numpy(), starts, num_targets)
+    return OpenSpill(path, probes, probes.column(0).to_numpy(), starts, num_targets)

@@ -12,30 +12,30 @@ from pathlib import Path
 from schemas.probes import BuildProbeRowsConfig
 from schemas.run import Receipt
 from tasks.inputs.sizing import batch_size
-from tasks.probes.gather import GatherWork
+from tasks.probes.gather import GatherJob
 from tasks.probes.identity import DOMAIN
 from tasks.probes.inventory import SourceFile, cut_parts
 from tasks.probes.records.writer import writer_options
-from tasks.probes.rows.reading import Piece
-from tasks.probes.scatter import ScatterWork
-from tasks.probes.shards import ShardPlan, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
-from tasks.probes.spill import SPILL_FORMAT, RunRef, read_probes
+from tasks.probes.rows.reading import RowGroups
+from tasks.probes.scatter import ScatterJob
+from tasks.probes.shards import ShardRange, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
+from tasks.probes.spill import SPILL_FORMAT, SpillRef, read_probes
 from tasks.run.contract import absolute_root
 
 _PORTION_ROWS = 1 << 18
 _MAX_GATHER_TASKS = 96
 
 
-def scatter_works(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> list[ScatterWork]:
+def scatter_jobs(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> list[ScatterJob]:
     """The first pass, in input order."""
     spill = str(Path(config.spill_dir).expanduser().absolute()) if config.spill_dir else ""
-    return [_scatter_work(config, pieces, spill) for pieces in cut_parts(files)]
+    return [_scatter_job(config, pieces, spill) for pieces in cut_parts(files)]
 
 
-def _scatter_work(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill: str) -> ScatterWork:
+def _scatter_job(config: BuildProbeRowsConfig, pieces: tuple[RowGroups, ...], spill: str) -> ScatterJob:
     named = [[piece.name, piece.digest, piece.first_group, piece.end_group] for piece in pieces]
     stage = DOMAIN.stage_key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
-    return ScatterWork(
+    return ScatterJob(
         output_dir=absolute_root(config),
         stage=stage,
         pieces=pieces,
@@ -45,9 +45,9 @@ def _scatter_work(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill
     )
 
 
-def gather_works(
-    config: BuildProbeRowsConfig, scatters: Sequence[ScatterWork], receipts: Sequence[Receipt]
-) -> list[GatherWork]:
+def gather_jobs(
+    config: BuildProbeRowsConfig, scatters: Sequence[ScatterJob], receipts: Sequence[Receipt]
+) -> list[GatherJob]:
     """The second pass, in the order shards are published in.
 
     Args:
@@ -58,8 +58,8 @@ def gather_works(
         IntegrityError: a run of the first pass is damaged.
     """
     runs = tuple(
-        RunRef(work.stage, number)
-        for work, receipt in zip(scatters, receipts, strict=True)
+        SpillRef(job.stage, number)
+        for job, receipt in zip(scatters, receipts, strict=True)
         for number in range(receipt.statistics["runs"])
     )
     probes = merge_probes(read_probes(Path(absolute_root(config)), run) for run in runs)
@@ -69,19 +69,19 @@ def gather_works(
     portion_rows = _PORTION_ROWS if config.partitions is None else -(-total // config.partitions)
     batch = batch_size(len(shards), _MAX_GATHER_TASKS)
     return [
-        _gather_work(config, runs, tuple(shards[first : first + batch]), rule, portion_rows)
+        _gather_job(config, runs, tuple(shards[first : first + batch]), rule, portion_rows)
         for first in range(0, len(shards), batch)
     ]
 
 
-def _gather_work(
+def _gather_job(
     config: BuildProbeRowsConfig,
-    runs: tuple[RunRef, ...],
-    shards: tuple[ShardPlan, ...],
+    runs: tuple[SpillRef, ...],
+    shards: tuple[ShardRange, ...],
     rule: SplitRule,
     portion_rows: int,
-) -> GatherWork:
-    return GatherWork(
+) -> GatherJob:
+    return GatherJob(
         output_dir=absolute_root(config),
         stage=DOMAIN.stage_key(
             "gather",

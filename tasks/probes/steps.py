@@ -5,25 +5,25 @@ from __future__ import annotations
 from prefect import task
 
 from schemas.run import Receipt
-from tasks.probes.gather import GatherWork, gather_shards
-from tasks.probes.scatter import ScatterWork, scatter_rows
-from tasks.probes.validate import ValidateWork, check_written
+from tasks.probes.gather import GatherJob, gather_shards
+from tasks.probes.scatter import ScatterJob, scatter_rows
+from tasks.probes.validate import ValidateJob, check_written
 from tasks.run.contract import do
 
 
 @task(name="scatter")
-def scatter(work: ScatterWork) -> Receipt:
+def scatter(job: ScatterJob) -> Receipt:
     """Sorted runs of some row groups."""
-    return do(scatter_rows, work)
+    return do(scatter_rows, job)
 
 
 @task(name="gather")
-def gather(work: GatherWork) -> Receipt:
+def gather(job: GatherJob) -> Receipt:
     """Shards of some ranges of probes."""
-    return do(gather_shards, work)
+    return do(gather_shards, job)
 
 
 @task(name="validate", persist_result=False)
-def validate(work: ValidateWork) -> int:
+def validate(job: ValidateJob) -> int:
     """Every shard sound, every total right."""
-    return check_written(work)
+    return check_written(job)

@@ -26,7 +26,7 @@ _READ_RECORDS = 64
 
 
 @dataclass(frozen=True)
-class ValidateWork:
+class ValidateJob:
     """Both passes done, nothing published; `rows_used` is the ledger's."""
 
     output_dir: str
@@ -34,7 +34,7 @@ class ValidateWork:
     rows_used: int
 
 
-def check_written(work: ValidateWork) -> int:
+def check_written(job: ValidateJob) -> int:
     """Check shards before they are published: counts, and the first and last record of each; returns the records.
 
     All records are read by `validate`, on demand: that takes longer than to make them.
@@ -43,8 +43,8 @@ def check_written(work: ValidateWork) -> int:
         IntegrityError: a shard is not as its receipt says, or a total is not the ledger's.
     """
     measurements = records = 0
-    for counts, record in written_shards(work.gathered):
-        path = Path(work.output_dir) / record.path
+    for counts, record in written_shards(job.gathered):
+        path = Path(job.output_dir) / record.path
         with open_records(path) as file:
             found = file.num_records()
             if found != counts["records"]:
@@ -58,9 +58,9 @@ def check_written(work: ValidateWork) -> int:
                     raise IntegrityError(f"{rule}: {detail}", code="invalid", where=f"{path}:{row}")
         measurements += counts["measurements"]
         records += found
-    if measurements != work.rows_used:
+    if measurements != job.rows_used:
         raise IntegrityError(
-            f"{work.rows_used} measurements were used and {measurements} are in the shards", code="totals"
+            f"{job.rows_used} measurements were used and {measurements} are in the shards", code="totals"
         )
     return records
 

@@ -29,7 +29,7 @@ log = logging.getLogger("gristmill.report")
 T = TypeVar("T")
 
 
-class Details(Protocol):
+class FlowReport(Protocol):
     """What the report of one flow has beyond what every report has.
 
     Attributes:
@@ -51,7 +51,7 @@ class Details(Protocol):
 
 
 @dataclass(frozen=True)
-class ReportWork:
+class ReportJob:
     """A validated run to report on.
 
     Attributes:
@@ -60,17 +60,17 @@ class ReportWork:
     """
 
     publication: Publication
-    details: Details
+    flow_report: FlowReport
     reuse: Reuse | None = None
     drift: Drift | None = None
 
 
-def compose(work: ReportWork) -> Report:
+def compose(job: ReportJob) -> Report:
     """Everything the report says; parts that fail become remarks."""
-    publication, details = work.publication, work.details
+    publication, told = job.publication, job.flow_report
     remarks = [
         f"{measure.name} is out of bounds; this run was not published"
-        for measure in (work.drift.measures if work.drift is not None else ())
+        for measure in (job.drift.measures if job.drift is not None else ())
         if measure.exceeded
     ]
 
@@ -86,17 +86,17 @@ def compose(work: ReportWork) -> Report:
     return Report(
         flow=publication.flow,
         run_hash=publication.run_hash,
-        subject=details.subject,
+        subject=told.subject,
         made=str(environment()["created_at"]).replace("T", " ").replace("+00:00", " UTC"),
-        facts=tried("the headline numbers", details.facts),
+        facts=tried("the headline numbers", told.facts),
         ledger=sections.ledger_table(publication.ledger),
-        drift=sections.drift_table(work.drift),
+        drift=sections.drift_table(job.drift),
         rejects=tried("the rejected rows", lambda: reject_tables(publication)),
-        details=tried("the tables", lambda: tuple(_capped(table) for table in details.tables())),
-        charts=tried("the plots", details.charts) + sections.losses_chart(publication.ledger),
-        samples=tried("the samples", details.samples),
-        reuse=sections.reuse_table(work.reuse),
-        lineage=sections.lineage(publication.stages, details.steps, publication.inputs, publication.run_hash),
+        tables=tried("the tables", lambda: tuple(_capped(table) for table in told.tables())),
+        charts=tried("the plots", told.charts) + sections.losses_chart(publication.ledger),
+        samples=tried("the samples", told.samples),
+        reuse=sections.reuse_table(job.reuse),
+        lineage=sections.lineage(publication.stages, told.steps, publication.inputs, publication.run_hash),
         inputs=sections.inputs_table(publication.inputs),
         outputs=sections.outputs_table(publication),
         versions=Table("Versions", (Column("package"), Column("version")), tuple(versions().items())),

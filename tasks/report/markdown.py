@@ -28,7 +28,7 @@ def summary(report: Report) -> str:
             [["**this run**", *(escape(fact.value) for fact in report.facts)]],
             [False, *(True for _ in report.facts)],
         )
-    for table in (report.drift, *report.details, report.ledger, *report.rejects):
+    for table in (report.drift, *report.tables, report.ledger, *report.rejects):
         if table is not None:
             lines += _table(table)
     for chart in report.charts:

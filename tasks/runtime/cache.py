@@ -40,8 +40,8 @@ R = TypeVar("R")
 _logger = logging.getLogger(__name__)
 
 
-class Work(Protocol):
-    """What a task is given under the name `work`: enough to name its receipt."""
+class Job(Protocol):
+    """What a task is given under the name `job`: enough to name its receipt."""
 
     @property
     def stage(self) -> str: ...
@@ -141,30 +141,30 @@ class ReceiptPolicy(CachePolicy):
         flow_parameters: dict[str, Any],
         **kwargs: Any,
     ) -> str:
-        """`receipt_key` of the task's parameter `work`."""
-        work = inputs.get("work")
+        """`receipt_key` of the task's parameter `job`."""
+        job = inputs.get("job")
         try:
-            return receipt_key(work.stage, work.task, work.part)  # type: ignore[union-attr]
+            return receipt_key(job.stage, job.task, job.part)  # type: ignore[union-attr]
         except (AttributeError, TypeError, ValueError):
             # Raising would only be logged, and the task would run uncached; the lock refuses this key, which
             # fails the task.
-            return f"no receipt for a {type(work).__name__} as work"
+            return f"no receipt for a {type(job).__name__} as job"
 
 
 def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = False) -> Task[P, R]:
     """`task`, returning receipts cached in `output_dir`.
 
     Args:
-        task: a task with a parameter `work` (see `Work`) that returns a `Receipt`.
+        task: a task with a parameter `job` (see `Job`) that returns a `Receipt`.
         output_dir: where receipts and the files they name are.
         verify: how closely the files of a cached receipt are looked at.
         refresh: run even when there is a good receipt.
 
     Raises:
-        TypeError: the task has no parameter `work`.
+        TypeError: the task has no parameter `job`.
     """
-    if "work" not in inspect.signature(task.fn).parameters:
-        raise TypeError(f"the task {task.name!r} needs a parameter named 'work' to name its receipt")
+    if "job" not in inspect.signature(task.fn).parameters:
+        raise TypeError(f"the task {task.name!r} needs a parameter named 'job' to name its receipt")
     root = output_dir.resolve()
     # A refreshed task does not look at the old record, so reading its files would be wasted.
     level = Verify.OFF if refresh else Verify(verify)

@@ -22,7 +22,7 @@ from tasks.runtime.stopping import stopping_soon
 # What Prefect names the state of a task whose receipt was found.
 _CACHED = "Cached"
 
-# Runs one task for each work, in any order; returns their receipts in the order of the works.
+# Runs one task for each job, in any order; returns their receipts in the order of the jobs.
 Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
 # Runs one step that is not cached.
 Once = Callable[[Task[..., Any], Any], Any]
@@ -31,20 +31,20 @@ Once = Callable[[Task[..., Any], Any], Any]
 def each_with_receipts(
     output_dir: Path, verify: Verify, refresh: bool = False, reuse: Reuse | None = None
 ) -> Each:
-    """A function that maps a step over works on the flow's task runner, cached by receipt.
+    """A function that maps a step over jobs on the flow's task runner, cached by receipt.
 
-    It returns the receipts in the order of the works, notes in `reuse` which tasks ran, and raises what the first
-    failed task raised. Tasks are named after their works, tried again when storage hiccups, and shown as they end.
+    It returns the receipts in the order of the jobs, notes in `reuse` which tasks ran, and raises what the first
+    failed task raised. Tasks are named after their jobs, tried again when storage hiccups, and shown as they end.
     """
 
-    def each(step: Task[..., Receipt], works: Sequence[Any]) -> list[Receipt]:
+    def each(step: Task[..., Receipt], jobs: Sequence[Any]) -> list[Receipt]:
         bound = bind(step, output_dir, verify, refresh).with_options(**RETRIES)
-        names = task_names(step.name, works)
-        with stopping_soon(), Stage(step.name, len(works), ProgressArtifact(step.name)) as stage:
+        names = task_names(step.name, jobs)
+        with stopping_soon(), Stage(step.name, len(jobs), ProgressArtifact(step.name)) as stage:
             # All before the first one runs: Prefect parses source code for each, and two threads that build syntax
             # trees at once trip over each other in Python 3.11 ("AST constructor recursion depth mismatch").
             tasks = [_named(bound, name) for name in names]
-            futures = [task.submit(work=work) for task, work in zip(tasks, works, strict=True)]
+            futures = [task.submit(job=job) for task, job in zip(tasks, jobs, strict=True)]
             _watch(stage, names, futures)
             receipts = [future.result() for future in futures]
         for future in futures:
@@ -55,10 +55,10 @@ def each_with_receipts(
     return each
 
 
-def run_once(step: Task[..., Any], work: Any) -> Any:
+def run_once(step: Task[..., Any], job: Any) -> Any:
     """Run a step that is not cached, in the flow's own thread."""
     with stopping_soon(), Stage(step.name, 1) as stage:
-        result = step.with_options(**RETRIES)(work)
+        result = step.with_options(**RETRIES)(job)
         stage.advance(step.name, result, reused=False)
     return result
 

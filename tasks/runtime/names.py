@@ -20,14 +20,14 @@ _MOST_CHARACTERS = 120
 _HASH_DIGITS = 4
 
 
-def task_names(step: str, works: Sequence[Any]) -> list[str]:
-    """One name a work: the step, the work's label, and its number among those of its label.
+def task_names(step: str, jobs: Sequence[Any]) -> list[str]:
+    """One name a job: the step, the job's label, and its number among those of its label.
 
     >>> from types import SimpleNamespace as W
     >>> task_names("tokenize", [W(label="a"), W(label="b"), W(label="a")])
     ['tokenize a 1/2', 'tokenize b', 'tokenize a 2/2']
     """
-    labels = [getattr(work, "label", "") for work in works]
+    labels = [getattr(job, "label", "") for job in jobs]
     totals = Counter(labels)
     numbers: Counter[str] = Counter()
     names = []

@@ -39,7 +39,7 @@ _ARRAYS = ("item_spool", "item_start", "item_length", "bin_offsets", "bin_items"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanWork(Job):
+class PlanJob(Job):
     """One data set and split.
 
     Attributes:
@@ -89,24 +89,24 @@ def padded_length(lengths: NDArray[np.int64], multiple: int) -> NDArray[np.int64
     return -(-(lengths - 1) // multiple) * multiple + 1
 
 
-def plan_packs(work: PlanWork) -> Receipt:
+def plan_packs(job: PlanJob) -> Receipt:
     """Choose the split's sequences, pack them, cut the bins into shards.
 
     Raises:
         IntegrityError: spool files disagree with each other.
         StorageError: the plan cannot be written.
     """
-    root = work.root
-    folder = work.folder
+    root = job.root
+    folder = job.folder
     with (
-        open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools,
+        open_spools([stage_folder(root, stage) for stage in job.spool_stages]) as spools,
         RejectWriter(folder / REJECTS) as rejects,
     ):
-        items, ledger, overflow = _select(work, spools, rejects)
-        arrays, statistics = _pack(work, items)
+        items, ledger, overflow = _select(job, spools, rejects)
+        arrays, statistics = _pack(job, items)
         records = [write_array(folder / f"{name}.npy", arrays[name], root) for name in _ARRAYS]
         records += rejects.finish(root)
-    return work.receipt(
+    return job.receipt(
         records,
         ledger=ledger,
         statistics={**statistics, **overflow},
@@ -114,11 +114,11 @@ def plan_packs(work: PlanWork) -> Receipt:
 
 
 def _select(
-    work: PlanWork, spools: Sequence[Spool], rejects: RejectWriter
+    job: PlanJob, spools: Sequence[Spool], rejects: RejectWriter
 ) -> tuple[_Items, RowLedger, dict[str, int]]:
     """The sequences of this split after deduplication and the overflow rule, and where its rows went."""
     digests = np.concatenate([spool.row_digest for spool in spools])
-    duplicate = repeated(*digests.T) if work.deduplicate else np.zeros(len(digests), dtype=bool)
+    duplicate = repeated(*digests.T) if job.deduplicate else np.zeros(len(digests), dtype=bool)
     chosen: list[_Items] = []
     counts: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
@@ -126,18 +126,18 @@ def _select(
     first = 0
     for index, spool in enumerate(spools):
         num_rows = len(spool.row_number)
-        inside = in_split(spool.row_group, work.seed, work.low, work.high)
+        inside = in_split(spool.row_group, job.seed, job.low, job.high)
         again = duplicate[first : first + num_rows] & inside
         first += num_rows
         keep = inside & ~again
-        items = _fit(work.pack, index, spool, keep[spool.seq_row], overflow)
+        items = _fit(job.pack, index, spool, keep[spool.seq_row], overflow)
         used = np.zeros(num_rows, dtype=bool)
         used[items.pop("row")] = True
         lost = keep & ~used
-        reason = "over_long" if work.pack.overflow is Overflow.DROP else "no_trained_token_in_pack_size"
+        reason = "over_long" if job.pack.overflow is Overflow.DROP else "no_trained_token_in_pack_size"
         for row in np.flatnonzero(lost).tolist():
-            name = work.source_files[index][int(spool.row_file[row])]
-            rejects.add(name, int(spool.row_number[row]), reason, f"pack.size is {work.pack.size}")
+            name = job.source_files[index][int(spool.row_file[row])]
+            rejects.add(name, int(spool.row_number[row]), reason, f"pack.size is {job.pack.size}")
         rejected[reason] += int(lost.sum())
         counts.update(rows_in=int(inside.sum()), duplicates=int(again.sum()), rows_used=int(used.sum()))
         chosen.append(_Items(**items))
@@ -203,16 +203,16 @@ def _has_trained(spool: Spool, start: NDArray[np.int64], length: NDArray[np.int6
     return np.fromiter((mask[s : s + n - 1].any() for s, n in pairs), dtype=bool, count=len(start))
 
 
-def _pack(work: PlanWork, items: _Items) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    config = work.pack
+def _pack(job: PlanJob, items: _Items) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    config = job.pack
     stored = padded_length(items.length, config.pad_to_multiple)
     runtime = stored - 1
     cost = runtime if config.count is Count.RUNTIME else stored
     # The stage hash holds seed and content: every split of every data set draws from its own stream.
-    packing = pack(cost, config.size, order=config.order.value, seed=int(work.stage, 16))
+    packing = pack(cost, config.size, order=config.order.value, seed=int(job.stage, 16))
     bin_items = packing.bin_items.astype(np.int64)
     per_bin = np.diff(packing.bin_offsets)
-    shard_bins = _shards(_bin_sums(stored, bin_items, packing.bin_offsets), work.shard_tokens)
+    shard_bins = _shards(_bin_sums(stored, bin_items, packing.bin_offsets), job.shard_tokens)
     arrays: dict[str, NDArray[Any]] = {
         "item_spool": items.spool,
         "item_start": items.start,

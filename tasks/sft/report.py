@@ -21,7 +21,7 @@ from tasks.sft.plan import padded_length
 from tasks.sft.publish import PackedRun, run_statistics
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
-from tasks.sft.view import Decode, load_decoder, spans
+from tasks.sft.view import Decode, load_decoder, passages
 
 # What of the published bins is shown.
 _SAMPLED_BINS = 3
@@ -33,8 +33,8 @@ _BLOCK_ITEMS = 1 << 20
 
 
 @dataclass(frozen=True)
-class PackDetails:
-    """See `tasks.report.compose.Details`."""
+class PackReport:
+    """See `tasks.report.compose.FlowReport`."""
 
     run: PackedRun
     tokenizer_folder: str
@@ -117,7 +117,7 @@ def _sample(title: str, one: RawBins, decode: Decode) -> Sample:
     for start, end in list(itertools.pairwise(bounds))[:_SHOWN_SEQUENCES]:
         stop = min(end, start + _SHOWN_TOKENS)
         shown += stop - start
-        sequences.append(spans(one.ids[start:stop], one.mask[start:stop], decode))
+        sequences.append(passages(one.ids[start:stop], one.mask[start:stop], decode))
     note = (
         f"{count(len(sequences))} of {counted(len(one.starts), 'sequence')}, {count(shown)} of "
         f"{counted(len(one.ids), 'token')}; {counted(int(one.mask.sum()), 'token')} of the bin carry loss"

@@ -16,15 +16,15 @@ from tasks.inputs.segments import Segment, cut, group, part_bytes_for
 from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
-from tasks.sft.plan import PlanWork
-from tasks.sft.tokenize import TokenizeWork
-from tasks.sft.write import WriteWork
+from tasks.sft.plan import PlanJob
+from tasks.sft.tokenize import TokenizeJob
+from tasks.sft.write import WriteJob
 
 # Beyond this many task runs Prefect's bookkeeping shows; several shards then share a task.
 _MAX_WRITE_TASKS = 128
 
 
-def tokenize_works(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeWork]]:
+def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
     """The parts of every data set, by name.
 
     Raises:
@@ -35,7 +35,7 @@ def tokenize_works(config: PackSftConfig, identity: PackIdentity) -> dict[str, l
 
 def _tokenize_dataset(
     config: PackSftConfig, identity: PackIdentity, entry: DatasetSource
-) -> list[TokenizeWork]:
+) -> list[TokenizeJob]:
     part_bytes = part_bytes_for(sum(file.bytes for file in entry.files))
     digests = {file.name: digest for file, digest in zip(entry.files, entry.digests, strict=True)}
     shared = {
@@ -45,7 +45,7 @@ def _tokenize_dataset(
         "train_on": config.train_on,
     }
     return [
-        TokenizeWork(
+        TokenizeJob(
             output_dir=absolute_root(config),
             stage=DOMAIN.stage_key(
                 "tokenize", **shared, segments=[_segment_fields(s, digests[s.name]) for s in segments]
@@ -73,10 +73,10 @@ class SplitPlan:
     dataset: DatasetConfig
     split: str
     pack_hash: str
-    work: PlanWork
+    job: PlanJob
 
 
-def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[SplitPlan]:
+def plan_jobs(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[SplitPlan]:
     """One plan for each split and data set, splits first.
 
     Args:
@@ -94,7 +94,7 @@ def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -
                 "pack": config.pack.hash_fields(),
                 "shard_tokens": config.storage.shard_tokens,
             }
-            work = PlanWork(
+            job = PlanJob(
                 output_dir=absolute_root(config),
                 stage=DOMAIN.stage_key("plan", **shared, interval=[low, high]),
                 spool_stages=stages,
@@ -108,11 +108,11 @@ def plan_works(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -
                 label=f"{dataset.name} {split}",
             )
             storage = config.storage.hash_fields()
-            plans.append(SplitPlan(dataset, split, DOMAIN.stage_key("pack", **shared, storage=storage), work))
+            plans.append(SplitPlan(dataset, split, DOMAIN.stage_key("pack", **shared, storage=storage), job))
     return plans
 
 
-def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool: Receipt) -> list[WriteWork]:
+def write_jobs(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool: Receipt) -> list[WriteJob]:
     """The shards of one plan, in at most 128 tasks.
 
     Args:
@@ -124,12 +124,12 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
     shards = int(planned.statistics["shards"])
     batch = batch_size(shards, _MAX_WRITE_TASKS)
     return [
-        WriteWork(
-            output_dir=plan.work.output_dir,
+        WriteJob(
+            output_dir=plan.job.output_dir,
             stage=stage,
             part=part,
             plan_stage=planned.stage,
-            spool_stages=plan.work.spool_stages,
+            spool_stages=plan.job.spool_stages,
             first_shard=first,
             end_shard=min(first + batch, shards),
             pack=config.pack,
@@ -137,7 +137,7 @@ def write_works(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool:
             eos_id=spool.statistics["eos_id"],
             tokenizer_digest=str(spool.statistics["tokenizer_digest"]),
             vocabulary_size=int(spool.statistics["vocabulary_size"]),
-            label=plan.work.label,
+            label=plan.job.label,
         )
         for part, first in enumerate(range(0, shards, batch))
     ]

@@ -27,7 +27,7 @@ from tasks.sft.spool import Rows, SpoolWriter
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeWork(Job):
+class TokenizeJob(Job):
     """One part of one data set.
 
     Attributes:
@@ -60,20 +60,20 @@ class _Row:
     samples: list[Sample]
 
 
-def tokenize_part(work: TokenizeWork) -> Receipt:
+def tokenize_part(job: TokenizeJob) -> Receipt:
     """Tokenize one part into a spool in its stage folder.
 
     Raises:
         InputError: an input file is unreadable or truncated.
         StorageError: the spool cannot be written.
     """
-    root = work.root
-    folder = work.folder
-    tokenizer = load_tokenizer(work.source, work.tokenizer)
-    names = list(dict.fromkeys(segment.name for segment in work.segments))
-    part = _Part(work, tokenizer, names)
+    root = job.root
+    folder = job.folder
+    tokenizer = load_tokenizer(job.source, job.tokenizer)
+    names = list(dict.fromkeys(segment.name for segment in job.segments))
+    part = _Part(job, tokenizer, names)
     with SpoolWriter(folder) as spool, RejectWriter(folder / REJECTS) as rejects:
-        for segment in work.segments:
+        for segment in job.segments:
             for batch in read_rows(segment):
                 part.process(batch, segment.name, spool, rejects)
         records = spool.finish(root) + rejects.finish(root)
@@ -83,8 +83,8 @@ def tokenize_part(work: TokenizeWork) -> Receipt:
 class _Part:
     """The running totals of one part."""
 
-    def __init__(self, work: TokenizeWork, tokenizer: ChatTokenizer, names: list[str]) -> None:
-        self._work = work
+    def __init__(self, job: TokenizeJob, tokenizer: ChatTokenizer, names: list[str]) -> None:
+        self._job = job
         self._tokenizer = tokenizer
         self._files = {name: index for index, name in enumerate(names)}
         self._rows_in = self._filtered = self._used = 0
@@ -114,7 +114,7 @@ class _Part:
         """The row ready for encoding, or `None` if the row filter drops it."""
         if isinstance(value, RowFault):
             raise RowRejected(value.reason, value.detail)
-        dataset = self._work.dataset
+        dataset = self._job.dataset
         if dataset.where and not _matches(value, dataset.where):
             return None
         conversation = normalise(value, dataset.dialect, dataset.fields)
@@ -125,9 +125,7 @@ class _Part:
                 raise RowRejected("missing_group", f"the row has no {dataset.fields.group!r}")
             group = _digest(value[dataset.fields.group])[:8]
         messages, tools, literals = self._tokenizer.escaper.escape(conversation.messages, conversation.tools)
-        found = samples(
-            self._tokenizer.template, Conversation(messages, tools), self._work.train_on, literals
-        )
+        found = samples(self._tokenizer.template, Conversation(messages, tools), self._job.train_on, literals)
         return _Row(file, number, digest, group, found)
 
     def _encode(self, rows: list[_Row], name: str, spool: SpoolWriter, rejects: RejectWriter) -> None:
@@ -179,8 +177,8 @@ class _Part:
             "eos_id": self._tokenizer.eos_id,
             "tokenizer_digest": self._tokenizer.digest,
         }
-        work = self._work
-        return work.receipt(
+        job = self._job
+        return job.receipt(
             records,
             ledger=ledger,
             statistics=statistics,

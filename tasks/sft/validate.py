@@ -22,7 +22,7 @@ _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
 
 @dataclass(frozen=True)
-class ValidateWork:
+class ValidateJob:
     """Shards to validate before they are published; `workers` of them at once."""
 
     output_dir: str
@@ -30,17 +30,17 @@ class ValidateWork:
     workers: int
 
 
-def check_written(work: ValidateWork) -> Verdict:
+def check_written(job: ValidateJob) -> Verdict:
     """Check every shard before it is published, row by row, and the totals.
 
     Raises:
         IntegrityError: naming the first row, or the total, that is wrong.
     """
-    root = Path(work.output_dir)
-    paths = [root / shard for entry in work.packed for shard in entry.files()]
-    verdict = validate_shards(paths, "run", work.output_dir, work.workers)
+    root = Path(job.output_dir)
+    paths = [root / shard for entry in job.packed for shard in entry.files()]
+    verdict = validate_shards(paths, "run", job.output_dir, job.workers)
     verdict.raise_if_bad()
-    check_totals(work.packed, verdict)
+    check_totals(job.packed, verdict)
     return verdict
 
 

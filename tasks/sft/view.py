@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.report import Span
+from schemas.report import Passage
 
 # Token ids to text, special tokens included.
 Decode = Callable[[list[int]], str]
@@ -34,9 +34,9 @@ def load_decoder(folder: Path) -> Decode:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def spans(
+def passages(
     input_ids: NDArray[np.integer[Any]], loss_mask: NDArray[np.integer[Any]], decode: Decode
-) -> tuple[Span, ...]:
+) -> tuple[Passage, ...]:
     """One sequence as text, cut where training begins or ends.
 
     Every cut is placed by the length of the text before it, and all texts are slices of the whole: a character of
@@ -59,7 +59,7 @@ def spans(
     whole = decode(ids)
     places = [0, *(min(len(decode(ids[:cut])), len(whole)) for cut in cuts[1:-1]), len(whole)]
     return tuple(
-        Span(whole[start:stop], bool(trained[cut]))
+        Passage(whole[start:stop], bool(trained[cut]))
         for cut, start, stop in zip(cuts[:-1], places[:-1], places[1:], strict=True)
         if stop > start
     )

@@ -25,7 +25,7 @@ _BLOCK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteWork(Job):
+class WriteJob(Job):
     """A run of shards of one data set and split.
 
     Attributes:
@@ -48,54 +48,54 @@ class WriteWork(Job):
     label: str = ""
 
 
-def write_shards(work: WriteWork) -> Receipt:
+def write_shards(job: WriteJob) -> Receipt:
     """Write the shards of `work` into its stage folder.
 
     Raises:
         ConfigError: padding is asked for and the tokenizer has no end-of-sequence token.
         StorageError: a shard cannot be written.
     """
-    if work.pack.pad_to_multiple > 1 and work.eos_id is None:
+    if job.pack.pad_to_multiple > 1 and job.eos_id is None:
         raise ConfigError(
-            f"padding to a multiple of {work.pack.pad_to_multiple} needs an end-of-sequence token, and the "
+            f"padding to a multiple of {job.pack.pad_to_multiple} needs an end-of-sequence token, and the "
             "tokenizer has none; set eos_token in its tokenizer_config.json or pad_to_multiple: 1",
             where="pack.pad_to_multiple",
         )
-    root = work.root
-    folder = work.folder
-    plan = PackPlan(stage_folder(root, work.plan_stage))
+    root = job.root
+    folder = job.folder
+    plan = PackPlan(stage_folder(root, job.plan_stage))
     records: list[FileRecord] = []
     totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0}
-    with open_spools([stage_folder(root, stage) for stage in work.spool_stages]) as spools:
-        for shard in range(work.first_shard, work.end_shard):
-            written, counts = _write_shard(work, plan, spools, shard, folder)
+    with open_spools([stage_folder(root, stage) for stage in job.spool_stages]) as spools:
+        for shard in range(job.first_shard, job.end_shard):
+            written, counts = _write_shard(job, plan, spools, shard, folder)
             records += written
             totals = {name: totals[name] + counts[name] for name in totals}
-    statistics: dict[str, Any] = {**totals, "first_shard": work.first_shard, "end_shard": work.end_shard}
-    return work.receipt(records, statistics=statistics)
+    statistics: dict[str, Any] = {**totals, "first_shard": job.first_shard, "end_shard": job.end_shard}
+    return job.receipt(records, statistics=statistics)
 
 
 def _write_shard(
-    work: WriteWork, plan: PackPlan, spools: list[Spool], shard: int, folder: Path
+    job: WriteJob, plan: PackPlan, spools: list[Spool], shard: int, folder: Path
 ) -> tuple[tuple[FileRecord, ...], dict[str, int]]:
-    path = folder / shard_name(shard, work.storage.format)
-    metadata = ShardMetadata.made_here(work.pack, work.tokenizer_digest, work.vocabulary_size)
+    path = folder / shard_name(shard, job.storage.format)
+    metadata = ShardMetadata.made_here(job.pack, job.tokenizer_digest, job.vocabulary_size)
     first, end = int(plan.shard_bins[shard]), int(plan.shard_bins[shard + 1])
-    rows = work.storage.row_group_size
+    rows = job.storage.row_group_size
     # Blocks are whole row groups, so that their size never shows in the file.
-    block_bins = max(1, _BLOCK_TOKENS // (work.pack.size * rows)) * rows
+    block_bins = max(1, _BLOCK_TOKENS // (job.pack.size * rows)) * rows
     counts = {"bins": end - first, "sequences": 0, "tokens": 0, "trained_tokens": 0}
-    width = row_width(plan, work.pack, first, end) if work.storage.format is StorageFormat.MEMMAP else 0
-    with open_writer(path, work.storage, metadata, end - first, width) as writer:
+    width = row_width(plan, job.pack, first, end) if job.storage.format is StorageFormat.MEMMAP else 0
+    with open_writer(path, job.storage, metadata, end - first, width) as writer:
         for start in range(first, end, block_bins):
             stop = min(start + block_bins, end)
-            bins = gather(plan, spools, start, stop, work.pack.pad_to_multiple, work.eos_id or 0)
+            bins = gather(plan, spools, start, stop, job.pack.pad_to_multiple, job.eos_id or 0)
             writer.write_block(bins)
             counts["sequences"] += len(bins.seq_starts)
             counts["tokens"] += len(bins.input_ids)
             counts["trained_tokens"] += int(bins.loss_mask.sum(dtype="int64"))
         writer.finalize()
-    return writer.records(Path(work.output_dir)), counts
+    return writer.records(Path(job.output_dir)), counts
 
 
 def row_width(plan: PackPlan, pack: PackConfig, first_bin: int, end_bin: int) -> int:

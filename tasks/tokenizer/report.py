@@ -11,8 +11,8 @@ from tasks.tokenizer.publish import TrainedRun
 
 
 @dataclass(frozen=True)
-class TokenizerDetails:
-    """See `tasks.report.compose.Details`."""
+class TokenizerReport:
+    """See `tasks.report.compose.FlowReport`."""
 
     run: TrainedRun
     steps: tuple[str, ...] = ("train",)

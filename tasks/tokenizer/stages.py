@@ -5,13 +5,13 @@ from __future__ import annotations
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.run.contract import absolute_root
 from tasks.tokenizer.identity import TrainIdentity
-from tasks.tokenizer.train import TrainWork
+from tasks.tokenizer.train import TrainJob
 
 
-def train_work(config: TrainTokenizerConfig, identity: TrainIdentity) -> TrainWork:
+def train_job(config: TrainTokenizerConfig, identity: TrainIdentity) -> TrainJob:
     """Train on the shards of the sample, in order."""
     [sample] = identity.sources
-    return TrainWork(
+    return TrainJob(
         output_dir=absolute_root(config),
         stage=identity.stage,
         shards=tuple((str(file.path), file.name) for file in sample.files),

@@ -7,17 +7,17 @@ from prefect import task
 from schemas.run import Receipt
 from schemas.verdict import Verdict
 from tasks.run.contract import do
-from tasks.tokenizer.train import TrainWork, train_tokenizer
-from tasks.tokenizer.validate import ValidateWork, check_written
+from tasks.tokenizer.train import TrainJob, train_tokenizer
+from tasks.tokenizer.validate import ValidateJob, check_written
 
 
 @task(name="train")
-def train(work: TrainWork) -> Receipt:
+def train(job: TrainJob) -> Receipt:
     """Train a tokenizer, and measure its bytes per token on held-out rows."""
-    return do(train_tokenizer, work)
+    return do(train_tokenizer, job)
 
 
 @task(name="validate", persist_result=False)
-def validate(work: ValidateWork) -> Verdict:
+def validate(job: ValidateJob) -> Verdict:
     """Check the tokenizer before it is published."""
-    return check_written(work)
+    return check_written(job)

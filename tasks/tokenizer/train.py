@@ -23,7 +23,7 @@ _LABELS = ("source_dataset", "source_bucket")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainWork(Job):
+class TrainJob(Job):
     """A sample and how to train on it.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Share:
     held_out_tokens: int = 0
 
 
-def train_tokenizer(work: TrainWork) -> Receipt:
+def train_tokenizer(job: TrainJob) -> Receipt:
     """Train, save, and measure bytes per token by bucket; without a row to train on, save nothing.
 
     Raises:
@@ -56,21 +56,21 @@ def train_tokenizer(work: TrainWork) -> Receipt:
         MissingExtraError: tokenizers is not installed.
         StorageError: a file cannot be written.
     """
-    config = work.config
+    config = job.config
     shares: dict[str, _Share] = {}
-    with RejectWriter(work.folder / REJECTS) as rejects:
-        texts = _training_texts(work, shares, rejects)
+    with RejectWriter(job.folder / REJECTS) as rejects:
+        texts = _training_texts(job, shares, rejects)
         tokenizer = train_bpe(texts, config.vocabulary_size, config.special_tokens, config.min_frequency)
         nulls = rejects.rows
-        records = rejects.finish(work.root)
+        records = rejects.finish(job.root)
     trained = sum(share.rows for share in shares.values())
     held_out = sum(share.held_out_rows for share in shares.values())
     if trained:
         records += save_tokenizer(
-            tokenizer, work.folder, work.root, work.chat_template, config.eos_token, config.pad_token
+            tokenizer, job.folder, job.root, job.chat_template, config.eos_token, config.pad_token
         )
-        _measure(work, tokenizer, shares)
-    return work.receipt(
+        _measure(job, tokenizer, shares)
+    return job.receipt(
         records,
         RowLedger(
             rows_in=trained + held_out + nulls,
@@ -85,8 +85,8 @@ def train_tokenizer(work: TrainWork) -> Receipt:
     )
 
 
-def _training_texts(work: TrainWork, shares: dict[str, _Share], rejects: RejectWriter) -> Iterator[list[str]]:
-    for label, texts, held_out in _batches(work, rejects):
+def _training_texts(job: TrainJob, shares: dict[str, _Share], rejects: RejectWriter) -> Iterator[list[str]]:
+    for label, texts, held_out in _batches(job, rejects):
         share = shares.setdefault(label, _Share())
         share.held_out_rows += int(held_out.sum())
         kept = texts.filter(pa.array(~held_out))
@@ -95,10 +95,10 @@ def _training_texts(work: TrainWork, shares: dict[str, _Share], rejects: RejectW
         yield kept.to_pylist()
 
 
-def _measure(work: TrainWork, tokenizer: Any, shares: dict[str, _Share]) -> None:
-    if not work.config.held_out:
+def _measure(job: TrainJob, tokenizer: Any, shares: dict[str, _Share]) -> None:
+    if not job.config.held_out:
         return
-    for label, texts, held_out in _batches(work):
+    for label, texts, held_out in _batches(job):
         chosen = texts.filter(pa.array(held_out)).to_pylist()
         if chosen:
             encoded = tokenizer.encode_batch_fast(chosen, add_special_tokens=False)
@@ -106,18 +106,18 @@ def _measure(work: TrainWork, tokenizer: Any, shares: dict[str, _Share]) -> None
             shares[label].held_out_bytes += sum(len(text.encode()) for text in chosen)
 
 
-def _batches(work: TrainWork, rejects: RejectWriter | None = None) -> Iterator[tuple[str, pa.Array, Any]]:
+def _batches(job: TrainJob, rejects: RejectWriter | None = None) -> Iterator[tuple[str, pa.Array, Any]]:
     """Label, texts without nulls, and bool[n] of which are held out; each batch from one bucket.
 
     Args:
         rejects: gets the rows without a text.
     """
-    for number, (path, name) in enumerate(work.shards):
+    for number, (path, name) in enumerate(job.shards):
         # A stream a shard: reading in other batches must not hold out other rows.
-        rng = np.random.default_rng([work.config.seed, number])
+        rng = np.random.default_rng([job.config.seed, number])
         first = 0
         for batch in _read(Path(path)):
-            held_out = rng.random(batch.num_rows) < work.config.held_out
+            held_out = rng.random(batch.num_rows) < job.config.held_out
             texts = batch.column(0).cast(pa.string())
             valid = texts.is_valid().to_numpy(zero_copy_only=False)
             if rejects is not None:

@@ -16,21 +16,21 @@ _FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class ValidateWork:
+class ValidateJob:
     """A trained tokenizer, before it is published."""
 
     output_dir: str
     trained: Receipt
 
 
-def check_written(work: ValidateWork) -> Verdict:
+def check_written(job: ValidateJob) -> Verdict:
     """Check a tokenizer before it is published: it holds the vocabulary that its receipt says.
 
     Raises:
         IntegrityError: it cannot be read, or holds another vocabulary.
     """
-    folder = stage_folder(Path(work.output_dir), work.trained.stage)
-    verdict = _check(folder / _FILE, work.trained.statistics["vocabulary_size"])
+    folder = stage_folder(Path(job.output_dir), job.trained.stage)
+    verdict = _check(folder / _FILE, job.trained.statistics["vocabulary_size"])
     verdict.raise_if_bad()
     return verdict
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasks.corpus.cut import Piece, ShardPlan, cut_shards, shard_bytes_for
+from tasks.corpus.cut import ShardCut, SourceRows, cut_shards, shard_bytes_for
 from tasks.corpus.inventory import RowGroup, SourceFile
 
 MIB = 1 << 20
@@ -31,12 +31,12 @@ def cut(
     max_rows: int,
     shard_bytes: int = 1 << 40,
     kept: Any = asks_nothing,
-) -> list[ShardPlan]:
+) -> list[ShardCut]:
     bitmaps = [f"bitmap {number}" for number in range(len(files))]
     return cut_shards(files, bitmaps, np.array(selected, np.int64), max_rows, shard_bytes, kept)
 
 
-def told(shards: list[ShardPlan]) -> list[tuple[int, list[tuple[int, ...]]]]:
+def told(shards: list[ShardCut]) -> list[tuple[int, list[tuple[int, ...]]]]:
     """Of each shard its rows, and of its pieces: file, row groups, first row, rows."""
     return [
         (
@@ -90,8 +90,8 @@ def test_files_follow_each_other_and_are_never_joined() -> None:
         (3, [(3, 0, 1, 0, 0, 4)]),
     ]
     (shard,) = cut(files, [0, 0, 3, 0], 9)
-    assert shard == ShardPlan(
-        (Piece("/in/2", "2.parquet", "digest 2", 2, 0, 1, 0, 0, 10, "bitmap 2", (2, 7)),), 3
+    assert shard == ShardCut(
+        (SourceRows("/in/2", "2.parquet", "digest 2", 2, 0, 1, 0, 0, 10, "bitmap 2", (2, 7)),), 3
     )
 
 

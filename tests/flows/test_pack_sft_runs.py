@@ -341,13 +341,13 @@ class Meddling(Serial):
             self._meddle()
             self._meddle = None
 
-    def each(self, step: Any, works: Sequence[Any]) -> list[Receipt]:
+    def each(self, step: Any, jobs: Sequence[Any]) -> list[Receipt]:
         self._before(step)
-        return super().each(step, works)
+        return super().each(step, jobs)
 
-    def once(self, step: Any, work: Any) -> Any:
+    def once(self, step: Any, job: Any) -> Any:
         self._before(step)
-        return super().once(step, work)
+        return super().once(step, job)
 
 
 @pytest.mark.parametrize("step", ["tokenize", "plan", "write", "validate", "publish"])

@@ -17,7 +17,7 @@ from rich.console import Console
 from support import chat, config_of, mill_serially, run_serially, write_jsonl
 
 from flows.cli.rendering import print_sample, print_table, printable
-from schemas.report import Column, Sample, Span, Table
+from schemas.report import Column, Passage, Sample, Table
 from tasks.outputs.inspect import inspect_path, query_path
 
 EMPTY: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
@@ -168,7 +168,7 @@ def test_other_formats_and_tools(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_colours_a_pipe_gets_brackets_and_neither_gets_escape_sequences() -> None:
-    sample = Sample("t", ((Span("ask ", False), Span(ESCAPE, True)),))
+    sample = Sample("t", ((Passage("ask ", False), Passage(ESCAPE, True)),))
     for terminal in (True, False):
         console = Console(force_terminal=terminal, width=80, color_system="standard" if terminal else None)
         with console.capture() as capture:

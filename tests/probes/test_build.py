@@ -23,7 +23,7 @@ from schemas.run import RunManifest
 from tasks.probes.identity import identify
 from tasks.probes.inventory import take_inventory
 from tasks.probes.records import writer as arrayrecord_writer
-from tasks.probes.rows.reading import read_runs
+from tasks.probes.rows.reading import read_row_batches
 from tasks.probes.validate import validate_probes, validate_records
 from tasks.run.receipts import Verify
 
@@ -163,17 +163,17 @@ def test_bytes_do_not_depend_on_the_order_of_files_or_where_runs_are_spilled(
     assert [task for task, _ in again.executed] == ["scatter"]
 
 
-@pytest.mark.parametrize("run_rows", [37, 1_000])
+@pytest.mark.parametrize("spill_rows", [37, 1_000])
 def test_bytes_do_not_depend_on_the_size_of_runs(
     source: Path,
     built: tuple[Path, RunManifest],
     tmp_path: Path,
-    run_rows: int,
+    spill_rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from tasks.probes import scatter
 
-    monkeypatch.setattr(scatter, "read_runs", lambda pieces, _: read_runs(pieces, run_rows))
+    monkeypatch.setattr(scatter, "read_row_batches", lambda pieces, _: read_row_batches(pieces, spill_rows))
     build_serially(config_of(source, tmp_path))
     assert published_digests(tmp_path / "latest") == published_digests(built[0].resolve())
 

@@ -13,7 +13,7 @@ from schemas.probes import ProbeSplit
 from tasks.probes import shards
 from tasks.probes.shards import (
     Probes,
-    ShardPlan,
+    ShardRange,
     SplitRule,
     cut_shards,
     merge_probes,
@@ -71,7 +71,7 @@ def test_a_probe_lies_in_the_shard_of_its_first_byte(
     assert [plan.probes for plan in plans] == expected
     edges = np.cumsum([0, *expected])
     for plan, low, high in zip(plans, edges, edges[1:], strict=False):
-        assert plan == ShardPlan(
+        assert plan == ShardRange(
             "train", 10 * int(low) + 10, 10 * int(high), int(high - low), sum(rows[low:high])
         )
 
@@ -79,24 +79,24 @@ def test_a_probe_lies_in_the_shard_of_its_first_byte(
 def test_train_comes_first_and_a_split_without_probes_has_no_shard() -> None:
     probes = probes_of([1, 2, 3], [5, 7, 9])
     assert cut_shards(probes, SplitRule(7, None), 10**6) == [
-        ShardPlan("train", 5, 5, 1, 1),
-        ShardPlan("test", 7, 9, 2, 5),
+        ShardRange("train", 5, 5, 1, 1),
+        ShardRange("test", 7, 9, 2, 5),
     ]
-    assert cut_shards(probes, ALL_TRAIN, 10**6) == [ShardPlan("train", 5, 9, 3, 6)]
-    assert cut_shards(probes, ALL_TEST, 10**6) == [ShardPlan("test", 5, 9, 3, 6)]
+    assert cut_shards(probes, ALL_TRAIN, 10**6) == [ShardRange("train", 5, 9, 3, 6)]
+    assert cut_shards(probes, ALL_TEST, 10**6) == [ShardRange("test", 5, 9, 3, 6)]
     assert cut_shards(probes_of([]), ALL_TRAIN, 10**6) == []
 
 
 def test_splits_whose_hashes_alternate_are_cut_apart() -> None:
     probes = probes_of([1, 2, 3, 4], [5, 7, 9, TOP])
     assert cut_shards(probes, SplitRule(0, "c"), 10**6) == [
-        ShardPlan("train", 5, 7, 2, 3),
-        ShardPlan("test", 9, TOP, 2, 7),
+        ShardRange("train", 5, 7, 2, 3),
+        ShardRange("test", 9, TOP, 2, 7),
     ]
     every_other = Probes(probes.hashes, pa.array(["a", "z", "b", "y"]), probes.rows, probes.dst_bytes)
     assert cut_shards(every_other, SplitRule(0, "y"), 10**6) == [
-        ShardPlan("train", 5, 9, 2, 4),
-        ShardPlan("test", 7, TOP, 2, 6),
+        ShardRange("train", 5, 9, 2, 4),
+        ShardRange("test", 7, TOP, 2, 6),
     ]
 
 

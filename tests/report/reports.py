@@ -11,10 +11,10 @@ from schemas.report import (
     Fact,
     Lineage,
     Node,
+    Passage,
     Report,
     Sample,
     Series,
-    Span,
     Table,
 )
 
@@ -48,7 +48,7 @@ def hostile_report() -> Report:
         Chart(next(texts), next(texts), next(texts), labels, (series,)),
         Chart(next(texts), next(texts), next(texts), labels, (other, series)),
     )
-    spans = tuple(Span(text, number % 2 == 1) for number, text in enumerate(HOSTILE))
+    spans = tuple(Passage(text, number % 2 == 1) for number, text in enumerate(HOSTILE))
     nodes = tuple(Node(text, text) for text in HOSTILE)
     return Report(
         flow="pack-sft",
@@ -60,7 +60,7 @@ def hostile_report() -> Report:
         ledger=table("Row ledger"),
         drift=table("Beside the last published run"),
         rejects=(table("Rejected rows by reason"), table("Some rejected rows")),
-        details=(table("Splits"),),
+        tables=(table("Splits"),),
         charts=charts,
         samples=(Sample(next(texts), (spans, spans[:1]), next(texts)),),
         reuse=table("Work done and found done"),

@@ -14,11 +14,11 @@ from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from schemas.run import FileRecord, InputRecord, RowLedger
 from tasks import steps
 from tasks.outputs.validate import validate_path
-from tasks.report.compose import ReportWork, compose
+from tasks.report.compose import ReportJob, compose
 from tasks.report.reuse import Reuse
 from tasks.report.sections import lineage
 from tasks.run.publish import Publication
-from tasks.sft.report import PackDetails
+from tasks.sft.report import PackReport
 
 CHART = Chart("A plot", "What it shows.", "x", ("a",), (Series("s", (1.0,), ("1",)),))
 
@@ -70,7 +70,7 @@ def publication(root: Path, **changes: Any) -> Publication:
 def test_what_every_report_says(tmp_path: Path) -> None:
     reuse = Reuse({"make": [2, 5]})
 
-    report = compose(ReportWork(publication(tmp_path), Told(), reuse))
+    report = compose(ReportJob(publication(tmp_path), Told(), reuse))
 
     assert report.ledger.rows[:2] == (("read", "3", "100%"), ("used", "3", "100%"))
     assert report.reuse is not None and report.reuse.rows == (("make", "7", "2", "5"),)
@@ -88,11 +88,11 @@ def test_what_every_report_says(tmp_path: Path) -> None:
 def test_a_part_that_fails_is_left_out_and_named(
     part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = compose(ReportWork(publication(tmp_path), Told()))
+    whole = compose(ReportJob(publication(tmp_path), Told()))
     with caplog.at_level(logging.WARNING, "gristmill.report"):
-        report = compose(ReportWork(publication(tmp_path), Told((part,))))
+        report = compose(ReportJob(publication(tmp_path), Told((part,))))
 
-    field = {"tables": "details"}.get(part, part)
+    field = part
     assert getattr(report, field) == ()
     assert replace(report, made="", remarks=(), **{field: getattr(whole, field)}) == replace(whole, made="")
     [remark] = report.remarks
@@ -103,7 +103,7 @@ def test_a_part_that_fails_is_left_out_and_named(
 def test_where_rows_went_is_drawn_if_any_were_left_out(tmp_path: Path) -> None:
     ledger = RowLedger(rows_in=10, rows_used=4, duplicates=1, filtered=3, rejected={"bad": 2})
 
-    chart = compose(ReportWork(publication(tmp_path, ledger=ledger), Told())).charts[-1]
+    chart = compose(ReportJob(publication(tmp_path, ledger=ledger), Told())).charts[-1]
 
     assert chart.title == "Where rows went"
     assert dict(zip(chart.labels, chart.series[0].values, strict=True)) == {
@@ -113,7 +113,7 @@ def test_where_rows_went_is_drawn_if_any_were_left_out(tmp_path: Path) -> None:
         "duplicates": 1,
     }
     assert sum(chart.series[0].values) == ledger.rows_in
-    assert compose(ReportWork(publication(tmp_path), Told())).charts == (CHART,)
+    assert compose(ReportJob(publication(tmp_path), Told())).charts == (CHART,)
 
 
 def test_a_table_of_thousands_is_cut_and_says_so(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_table_of_thousands_is_cut_and_says_so(tmp_path: Path) -> None:
         def tables(self) -> tuple[Table, ...]:
             return (Table("Buckets", (Column("bucket"),), tuple((str(i),) for i in range(5_000))),)
 
-    [table] = compose(ReportWork(publication(tmp_path), Many())).details
+    [table] = compose(ReportJob(publication(tmp_path), Many())).tables
 
     assert [row[0] for row in table.rows] == [str(i) for i in range(100)]
     assert "4,900 more" in table.note
@@ -133,7 +133,7 @@ def test_reject_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     ledger = RowLedger(rows_in=3, rows_used=2, rejected={"bad": 1})
 
     report = compose(
-        ReportWork(publication(tmp_path, ledger=ledger, links={"rejects/a.parquet": record}), Told())
+        ReportJob(publication(tmp_path, ledger=ledger, links={"rejects/a.parquet": record}), Told())
     )
 
     assert report.rejects == () and len(report.remarks) == 1
@@ -142,7 +142,7 @@ def test_reject_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 
 def test_a_report_that_fails_altogether_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "gristmill.report"):
-        assert steps.report.fn(ReportWork(publication(tmp_path, stages=None), Told())) is None
+        assert steps.report.fn(ReportJob(publication(tmp_path, stages=None), Told())) is None
 
     assert "the run goes on with no report" in caplog.text
 
@@ -158,7 +158,7 @@ def test_a_run_is_published_whatever_its_report_does(
         raise MemoryError("no room to draw")
 
     if broken == "charts":
-        monkeypatch.setattr(PackDetails, "charts", fail)
+        monkeypatch.setattr(PackReport, "charts", fail)
     else:
         monkeypatch.setattr("tasks.steps.render_page", fail)
     manifest, _ = mill_serially(config_of(tmp_path / "out", source, small_tokenizer))

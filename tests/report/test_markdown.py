@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from reports import HOSTILE, hostile_report
 
-from schemas.report import Lineage, Node, Sample, Span
+from schemas.report import Lineage, Node, Passage, Sample
 from tasks.report import markdown
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -114,7 +114,7 @@ def test_mermaid_labels_hold_no_syntax() -> None:
 
 @pytest.mark.parametrize("text", ["```\nx", "````", "a\n```python\n`````\n"])
 def test_a_sequence_cannot_leave_its_fence(text: str) -> None:
-    sample = Sample("a bin", ((Span("ask: ", False), Span(text, True)),))
+    sample = Sample("a bin", ((Passage("ask: ", False), Passage(text, True)),))
 
     tokens = PARSER.parse(markdown.bins((sample,)))
 

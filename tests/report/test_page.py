@@ -69,7 +69,7 @@ def test_every_text_is_on_the_page_as_it_is(read: Reader) -> None:
     shown = "\n".join(read.texts)
 
     tables = (report.ledger, report.drift, report.reuse, report.inputs, report.outputs, report.versions)
-    for table in (*tables, *report.rejects, *report.details):
+    for table in (*tables, *report.rejects, *report.tables):
         assert table is not None
         for text in (*(column.name for column in table.columns), *(c for row in table.rows for c in row)):
             assert text in shown
@@ -129,7 +129,7 @@ def test_a_report_without_its_optional_parts_is_a_page() -> None:
         remarks=(),
         drift=None,
         rejects=(),
-        details=(),
+        tables=(),
         charts=(),
         samples=(),
         reuse=None,

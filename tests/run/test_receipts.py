@@ -400,7 +400,7 @@ def test_a_foreign_record_says_what_is_wrong_with_it(data: bytes, says: str) -> 
     assert "\n" not in caught.value.message
 
 
-def test_statistics_that_json_would_change_name_the_work() -> None:
+def test_statistics_that_json_would_change_name_the_job() -> None:
     with pytest.raises(IntegrityError, match="the receipt of 'pack' part 3 does not survive JSON"):
         encode_receipt(receipt_of(statistics={"value": (1, 2)}))
 

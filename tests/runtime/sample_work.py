@@ -53,13 +53,13 @@ def make(job: Job) -> Receipt:
 
 
 @task
-def make_part(work: Job) -> Receipt:
-    return make(work)
+def make_part(job: Job) -> Receipt:
+    return make(job)
 
 
 @task
-async def make_part_async(work: Job) -> Receipt:
-    return make(work)
+async def make_part_async(job: Job) -> Receipt:
+    return make(job)
 
 
 @flow

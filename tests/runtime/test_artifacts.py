@@ -60,7 +60,7 @@ def rows_of(markdown: str, title: str) -> list[list[str]]:
 
 def run(config: dict[str, Any]) -> None:
     parsed = PackSftConfig.parse(config)
-    run_flow("pack_sft", "threads", 2, config=parsed, verify=Verify.SIZE, force=False)
+    run_flow("flows", "pack_sft", "threads", 2, config=parsed, verify=Verify.SIZE, force=False)
 
 
 @pytest.fixture(scope="module")

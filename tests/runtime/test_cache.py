@@ -73,48 +73,48 @@ class Workspace:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Workspace:
+def job(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
 @pytest.fixture
-def done(work: Workspace) -> Workspace:
+def done(job: Workspace) -> Workspace:
     """A workspace whose parts are all made."""
-    work.run()
-    assert work.ran() == [0, 1, 2, 3]
-    return work
+    job.run()
+    assert job.ran() == [0, 1, 2, 3]
+    return job
 
 
 @pytest.mark.parametrize("runner", ["threads", "processes"])
-def test_second_run_runs_nothing(work: Workspace, runner: str) -> None:
-    work.runner = runner
-    first = work.run()
-    assert work.ran() == [0, 1, 2, 3]
+def test_second_run_runs_nothing(job: Workspace, runner: str) -> None:
+    job.runner = runner
+    first = job.run()
+    assert job.ran() == [0, 1, 2, 3]
     assert [receipt.part for receipt in first] == [0, 1, 2, 3]
-    assert work.run(verify="sha256") == first
-    assert work.ran() == []
-    work.data(2).unlink()
-    assert work.run() == first
-    assert work.ran() == [2]
+    assert job.run(verify="sha256") == first
+    assert job.ran() == []
+    job.data(2).unlink()
+    assert job.run() == first
+    assert job.ran() == [2]
     assert [
-        load_receipt(work.output, receipt_key(STAGE, "make", part), Verify.SHA256) for part in range(4)
+        load_receipt(job.output, receipt_key(STAGE, "make", part), Verify.SHA256) for part in range(4)
     ] == first
 
 
-def test_async_tasks_are_cached_too(work: Workspace) -> None:
+def test_async_tasks_are_cached_too(job: Workspace) -> None:
     with run_settings():
-        first = asyncio.run(make_all_async(work.jobs()))
-        assert work.ran() == [0, 1, 2, 3]
-        work.data(2).unlink()
-        assert asyncio.run(make_all_async(work.jobs())) == first
-    assert work.ran() == [2]
+        first = asyncio.run(make_all_async(job.jobs()))
+        assert job.ran() == [0, 1, 2, 3]
+        job.data(2).unlink()
+        assert asyncio.run(make_all_async(job.jobs())) == first
+    assert job.ran() == [2]
 
 
-def test_the_same_work_twice_in_one_flow_runs_once(work: Workspace) -> None:
-    jobs = work.jobs(1, seconds=0.2) * 4
+def test_the_same_work_twice_in_one_flow_runs_once(job: Workspace) -> None:
+    jobs = job.jobs(1, seconds=0.2) * 4
     with run_settings():
         make_all.with_options(task_runner=make_runner("threads", 4))(jobs)
-    assert work.ran() == [0]
+    assert job.ran() == [0]
 
 
 def test_moved_output_directory_keeps_its_hits(done: Workspace) -> None:
@@ -202,15 +202,15 @@ def test_record_that_cannot_be_checked_fails_the_task(done: Workspace) -> None:
     assert done.ran() == []
 
 
-def test_receipts_saved_without_prefect_are_hits(work: Workspace) -> None:
+def test_receipts_saved_without_prefect_are_hits(job: Workspace) -> None:
     for part in range(PARTS):
         data = content(part)
-        work.data(part).parent.mkdir(parents=True, exist_ok=True)
-        work.data(part).write_bytes(data)
+        job.data(part).parent.mkdir(parents=True, exist_ok=True)
+        job.data(part).write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
-        path = work.data(part).relative_to(work.output).as_posix()
+        path = job.data(part).relative_to(job.output).as_posix()
         save_receipt(
-            work.output,
+            job.output,
             Receipt(
                 task="make",
                 stage=STAGE,
@@ -218,8 +218,8 @@ def test_receipts_saved_without_prefect_are_hits(work: Workspace) -> None:
                 files=(FileRecord(path=path, bytes=len(data), sha256=digest),),
             ),
         )
-    work.run(verify="sha256")
-    assert work.ran() == []
+    job.run(verify="sha256")
+    assert job.ran() == []
 
 
 def test_refresh_runs_everything(done: Workspace) -> None:
@@ -229,23 +229,23 @@ def test_refresh_runs_everything(done: Workspace) -> None:
     assert done.ran() == []
 
 
-def test_work_without_a_receipt_key_fails(work: Workspace) -> None:
+def test_work_without_a_receipt_key_fails(job: Workspace) -> None:
     @task
-    def wrong(work: Any) -> None:
+    def wrong(job: Any) -> None:
         raise AssertionError("must not run")
 
-    bound = bind(wrong, work.output, Verify.SIZE)
+    bound = bind(wrong, job.output, Verify.SIZE)
     for value in ({"stage": STAGE}, Job(0, "", "", stage="../x"), Job(part="x", output_dir="", trace="")):  # type: ignore[arg-type]
         with pytest.raises(IntegrityError) as caught:
             bound(value)
         assert caught.value.code == "bad_key"
 
 
-def test_binding_needs_a_parameter_named_work(tmp_path: Path) -> None:
+def test_binding_needs_a_parameter_named_job(tmp_path: Path) -> None:
     @task
-    def wrong(job: Any) -> None: ...
+    def wrong(part: Any) -> None: ...
 
-    with pytest.raises(TypeError, match="'work'"):
+    with pytest.raises(TypeError, match="'job'"):
         bind(wrong, tmp_path, Verify.SIZE)
 
 
@@ -257,32 +257,32 @@ def test_policy_can_be_copied_and_pickled(tmp_path: Path) -> None:
         assert clone.isolation_level == "SERIALIZABLE"
 
 
-def test_two_processes_started_together_run_each_part_once(work: Workspace, tmp_path: Path) -> None:
+def test_two_processes_started_together_run_each_part_once(job: Workspace, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    both = [work.start("--seconds", "0.3", "--gate", str(go)) for _ in range(2)]
+    both = [job.start("--seconds", "0.3", "--gate", str(go)) for _ in range(2)]
     go.touch()
     assert [process.wait(60) for process in both] == [0, 0]
     for process in both:
         process.stdout.close()  # type: ignore[union-attr]
-    assert work.ran() == [0, 1, 2, 3]
+    assert job.ran() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("runner", ["threads", "processes"])
-def test_killed_in_the_middle(work: Workspace, runner: str) -> None:
-    process = work.start("--seconds", "60", "--parts", "2", "--runner", runner)
+def test_killed_in_the_middle(job: Workspace, runner: str) -> None:
+    process = job.start("--seconds", "60", "--parts", "2", "--runner", runner)
     deadline = time.monotonic() + 60
-    while not (work.trace.exists() and work.trace.read_text().count("\n") == 2):
+    while not (job.trace.exists() and job.trace.read_text().count("\n") == 2):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()  # type: ignore[union-attr]
-    assert work.ran() == [0, 1]
+    assert job.ran() == [0, 1]
 
     started = time.monotonic()
-    work.run()
-    assert work.ran() == [0, 1, 2, 3]
+    job.run()
+    assert job.ran() == [0, 1, 2, 3]
     # Far less than the 60 s the killed tasks would have taken.
     assert time.monotonic() - started < 30
     # The workers ended with their parent.

@@ -186,14 +186,14 @@ def test_who_waits_gets_the_lock_soon_after_it_is_given_back(
     async def acquire() -> bool:
         return await locks.aacquire_lock(KEY, "b", timeout)
 
-    for work in (
+    for job in (
         lambda: locks.wait_for_lock(KEY, timeout),
         lambda: asyncio.run(wait()),
         lambda: locks.acquire_lock(KEY, "b", timeout),
         lambda: asyncio.run(acquire()),
     ):
         with held(tmp_path / LOCK_FILE):
-            waiting = other_thread.submit(work)
+            waiting = other_thread.submit(job)
             time.sleep(0.15)
             assert not waiting.done()
         assert waiting.result(10) is True

@@ -106,7 +106,7 @@ def test_locks_of_different_keys_are_independent(locks: FlockManager) -> None:
 def test_threads_exclude_each_other(tmp_path: Path) -> None:
     inside, most = 0, 0
 
-    def work(number: int) -> None:
+    def job(number: int) -> None:
         nonlocal inside, most
         # A manager of its own each time, as Prefect copies policies freely.
         locks = FlockManager(tmp_path)
@@ -118,7 +118,7 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
         locks.release_lock(KEY, f"holder {number}")
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(40)))
+        list(pool.map(job, range(40)))
     assert most == 1
 
 
@@ -234,7 +234,7 @@ def test_lock_survives_the_removal_of_its_folder(locks: FlockManager, tmp_path: 
 def test_asyncio_tasks_exclude_each_other_without_blocking_the_loop(locks: FlockManager) -> None:
     inside, most = 0, 0
 
-    async def work(number: int) -> None:
+    async def job(number: int) -> None:
         nonlocal inside, most
         assert await locks.aacquire_lock(KEY, f"holder {number}", 30)
         inside += 1
@@ -244,7 +244,7 @@ def test_asyncio_tasks_exclude_each_other_without_blocking_the_loop(locks: Flock
         locks.release_lock(KEY, f"holder {number}")
 
     async def main() -> None:
-        await asyncio.gather(*(work(number) for number in range(8)))
+        await asyncio.gather(*(job(number) for number in range(8)))
         assert await locks.aacquire_lock(KEY, "a")
         assert await locks.aacquire_lock(KEY, "b", 0)  # this very task
         assert await asyncio.create_task(locks.aacquire_lock(KEY, "c", 0.05)) is False

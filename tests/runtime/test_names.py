@@ -12,7 +12,7 @@ from tasks.runtime.names import task_names
 
 
 @dataclass
-class Work:
+class Job:
     label: str = ""
 
 
@@ -27,7 +27,7 @@ class Work:
     ],
 )
 def test_task_names(labels: list[str], names: list[str]) -> None:
-    assert task_names("write", [Work(label) for label in labels]) == names
+    assert task_names("write", [Job(label) for label in labels]) == names
 
 
 def test_work_without_a_label() -> None:

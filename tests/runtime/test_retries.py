@@ -62,11 +62,11 @@ def test_a_task_run_is_tried_again(
     seen: list[int] = []
 
     @task(name="flaky")
-    def flaky(work: Any) -> Any:
+    def flaky(job: Any) -> Any:
         seen.append(len(seen))
         if len(seen) < 3:
             raise make_error()
-        return make(work)
+        return make(job)
 
     @flow(name="retrying", persist_result=False)
     def retrying() -> int:

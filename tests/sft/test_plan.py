@@ -17,13 +17,13 @@ from schemas.sft import PackConfig, SplitsConfig, StorageConfig
 from tasks.packing.arrays import repeated
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan, gather
-from tasks.sft.plan import PlanWork, longest_stored, plan_packs
+from tasks.sft.plan import PlanJob, longest_stored, plan_packs
 from tasks.sft.shards.parquet_writer import ParquetShardWriter
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.validate import validate_shard
 from tasks.sft.splits import in_split, unit_hash
 from tasks.sft.spool import Rows, Spool, SpoolWriter
-from tasks.sft.write import WriteWork, write_shards
+from tasks.sft.write import WriteJob, write_shards
 
 Sequence = tuple[list[int], list[int]]
 
@@ -45,8 +45,8 @@ def spool(root: Path, stage: str, rows: list[list[Sequence]], digests: list[int]
     return stage
 
 
-def work(root: Path, *stages: str, low: float = 0.0, high: float = 1.0, **pack: Any) -> PlanWork:
-    return PlanWork(
+def job(root: Path, *stages: str, low: float = 0.0, high: float = 1.0, **pack: Any) -> PlanJob:
+    return PlanJob(
         output_dir=str(root),
         stage="00000000000000ff",
         spool_stages=stages,
@@ -60,12 +60,12 @@ def work(root: Path, *stages: str, low: float = 0.0, high: float = 1.0, **pack: 
     )
 
 
-def bins_of(root: Path, plan_work: PlanWork) -> list[list[Sequence]]:
+def bins_of(root: Path, plan_job: PlanJob) -> list[list[Sequence]]:
     """Every bin's sequences as they would be stored."""
-    plan = PackPlan(stage_folder(root, plan_work.stage))
-    spools = [Spool(stage_folder(root, stage)) for stage in plan_work.spool_stages]
+    plan = PackPlan(stage_folder(root, plan_job.stage))
+    spools = [Spool(stage_folder(root, stage)) for stage in plan_job.spool_stages]
     count = len(plan.bin_offsets) - 1
-    block = gather(plan, spools, 0, count, plan_work.pack.pad_to_multiple, 9)
+    block = gather(plan, spools, 0, count, plan_job.pack.pad_to_multiple, 9)
     out = []
     for b in range(count):
         ids = block.input_ids[block.token_offsets[b] : block.token_offsets[b + 1]].tolist()
@@ -105,7 +105,7 @@ def test_every_sequence_is_packed_once(tmp_path: Path) -> None:
         for i in range(200)
     ]
     stages = [spool(tmp_path, "a" * 16, rows[:120]), spool(tmp_path, "b" * 16, rows[120:])]
-    plan = work(tmp_path, *stages, size=64)
+    plan = job(tmp_path, *stages, size=64)
     receipt = plan_packs(plan)
     packed = [tuple(map(tuple, s)) for b in bins_of(tmp_path, plan) for s in b]
     assert Counter(packed) == Counter(tuple(map(tuple, s)) for row in rows for s in row)
@@ -116,7 +116,7 @@ def test_every_sequence_is_packed_once(tmp_path: Path) -> None:
 
 def test_overflow_truncate_keeps_what_still_trains(tmp_path: Path) -> None:
     rows = [[sequence(30, 0)], [sequence(30, 100, slice(20, None))], [sequence(11, 200)]]
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10)
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=10)
     receipt = plan_packs(plan)
     kept = sorted(s for b in bins_of(tmp_path, plan) for s in b)
     assert kept == [sequence(11, 0), sequence(11, 200)]
@@ -131,7 +131,7 @@ def test_overflow_truncate_keeps_what_still_trains(tmp_path: Path) -> None:
 
 def test_overflow_drop(tmp_path: Path) -> None:
     rows = [[sequence(30, 0)], [sequence(11, 200), sequence(12, 300)]]
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow="drop")
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow="drop")
     receipt = plan_packs(plan)
     assert [s for b in bins_of(tmp_path, plan) for s in b] == [sequence(11, 200)]
     assert receipt.ledger is not None
@@ -142,7 +142,7 @@ def test_overflow_drop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", ["runtime", "stored"])
 def test_overflow_split_trains_every_label_once(tmp_path: Path, count: str) -> None:
     whole = sequence(95, 1000)
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split", count=count)
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split", count=count)
     plan_packs(plan)
     chunks = sorted(s for b in bins_of(tmp_path, plan) for s in b)
     labels = [label for ids, mask in chunks for label, m in zip(ids[1:], mask[:-1], strict=True) if m]
@@ -152,7 +152,7 @@ def test_overflow_split_trains_every_label_once(tmp_path: Path, count: str) -> N
 
 def test_split_leaves_out_chunks_that_train_nothing(tmp_path: Path) -> None:
     whole = sequence(41, 0, slice(25, 35))
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split")
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, [[whole]]), size=10, overflow="split")
     receipt = plan_packs(plan)
     assert sorted(s[0][0] for b in bins_of(tmp_path, plan) for s in b) == [20, 30]
     assert receipt.ledger is not None and receipt.ledger.rows_used == 1
@@ -160,7 +160,7 @@ def test_split_leaves_out_chunks_that_train_nothing(tmp_path: Path) -> None:
 
 def test_padding_aligns_runtime_lengths_and_is_never_trained(tmp_path: Path) -> None:
     rows = [[sequence(n, 100 * n)] for n in range(2, 40)]
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=64, pad_to_multiple=8)
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=64, pad_to_multiple=8)
     plan_packs(plan)
     for ids, mask in (s for b in bins_of(tmp_path, plan) for s in b):
         real = [i for i in ids if i != 9]
@@ -187,7 +187,7 @@ def test_splits_that_add_up_only_in_decimal_still_cover_everything() -> None:
 def test_deduplication_keeps_the_first_over_all_parts(tmp_path: Path) -> None:
     first = spool(tmp_path, "a" * 16, [[sequence(5, 10)], [sequence(5, 20)]], digests=[1, 2])
     second = spool(tmp_path, "b" * 16, [[sequence(5, 30)], [sequence(5, 40)]], digests=[2, 3])
-    plan = work(tmp_path, first, second, size=32, deduplicate=True)
+    plan = job(tmp_path, first, second, size=32, deduplicate=True)
     receipt = plan_packs(plan)
     assert sorted(s[0][0] for b in bins_of(tmp_path, plan) for s in b) == [10, 20, 40]
     assert receipt.ledger is not None and receipt.ledger.duplicates == 1
@@ -205,7 +205,7 @@ def test_repeated_finds_exactly_the_later_ones() -> None:
 def test_shards_hold_the_bins_in_order(tmp_path: Path) -> None:
     rows = [[sequence(17, 100 * i)] for i in range(100)]
     stage = spool(tmp_path, "a" * 16, rows)
-    plan = PlanWork(
+    plan = PlanJob(
         output_dir=str(tmp_path),
         stage="00000000000000ff",
         spool_stages=(stage,),
@@ -220,7 +220,7 @@ def test_shards_hold_the_bins_in_order(tmp_path: Path) -> None:
     receipt = plan_packs(plan)
     storage = StorageConfig(row_group_size=3)
     written = write_shards(
-        WriteWork(
+        WriteJob(
             output_dir=str(tmp_path),
             stage="ee",
             part=0,
@@ -245,16 +245,16 @@ def test_shards_hold_the_bins_in_order(tmp_path: Path) -> None:
 
 def test_writing_bin_by_bin_gives_the_bytes_of_writing_blocks(tmp_path: Path) -> None:
     rows = [[sequence(20, 50 * i)] for i in range(40)]
-    plan_work = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=64)
-    plan_packs(plan_work)
+    plan_job = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=64)
+    plan_packs(plan_job)
     plan, spools = (
-        PackPlan(stage_folder(tmp_path, plan_work.stage)),
+        PackPlan(stage_folder(tmp_path, plan_job.stage)),
         [Spool(stage_folder(tmp_path, "a" * 16))],
     )
     count = len(plan.bin_offsets) - 1
     storage, metadata = (
         StorageConfig(row_group_size=4),
-        ShardMetadata.made_here(plan_work.pack, "0" * 64, 5000),
+        ShardMetadata.made_here(plan_job.pack, "0" * 64, 5000),
     )
     with ParquetShardWriter(tmp_path / "block.parquet", storage, metadata) as writer:
         writer.write_block(gather(plan, spools, 0, count, 1, 0))
@@ -276,9 +276,9 @@ def test_a_failed_shard_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def told(root: Path, plan_work: PlanWork) -> list[tuple[str, int, str, str]]:
+def told(root: Path, plan_job: PlanJob) -> list[tuple[str, int, str, str]]:
     """The rejected rows of a plan."""
-    path = stage_folder(root, plan_work.stage) / "rejects.parquet"
+    path = stage_folder(root, plan_job.stage) / "rejects.parquet"
     return [(r["source_file"], r["row"], r["reason"], r["detail"]) for r in pq.read_table(path).to_pylist()]
 
 
@@ -287,8 +287,8 @@ def test_the_plan_draws_from_the_seed_in_its_stage(tmp_path: Path) -> None:
     first = spool(tmp_path, "a" * 16, [[sequence(n, 100 * n)] for n in (5, 4, 6, 3, 7, 2, 8, 9, 3, 5, 2, 4)])
 
     def plan(stage: str, order: str = "shuffled") -> tuple[list[int], list[int]]:
-        plan_work = replace(work(tmp_path, first, size=10, order=order), stage=stage)
-        plan_packs(plan_work)
+        plan_job = replace(job(tmp_path, first, size=10, order=order), stage=stage)
+        plan_packs(plan_job)
         found = PackPlan(stage_folder(tmp_path, stage))
         return found.bin_items.tolist(), found.bin_offsets.tolist()
 
@@ -309,9 +309,7 @@ def test_the_plan_draws_from_the_seed_in_its_stage(tmp_path: Path) -> None:
 def test_statistics_and_files_of_a_plan(tmp_path: Path) -> None:
     # Runtime lengths 4, 3, 8 and 5, padded to multiples of 4: 4, 4, 8 and 8, stored 5, 5, 9 and 9.
     rows = [[sequence(5, 100)], [sequence(4, 200), sequence(9, 300)], [sequence(6, 400)]]
-    plan = replace(
-        work(tmp_path, spool(tmp_path, "a" * 16, rows), size=8, pad_to_multiple=4), shard_tokens=10
-    )
+    plan = replace(job(tmp_path, spool(tmp_path, "a" * 16, rows), size=8, pad_to_multiple=4), shard_tokens=10)
     receipt = plan_packs(plan)
     assert receipt.statistics == {
         "bins": 3,
@@ -347,7 +345,7 @@ def test_statistics_and_files_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_a_split_without_rows_has_no_bins(tmp_path: Path) -> None:
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, [[sequence(5, 100)]]), low=0.0, high=0.0, size=8)
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, [[sequence(5, 100)]]), low=0.0, high=0.0, size=8)
     receipt = plan_packs(plan)
     assert receipt.ledger == RowLedger()
     assert receipt.statistics == {
@@ -385,7 +383,7 @@ def test_what_fills_a_bin(
 ) -> None:
     rows = [[sequence(length, 100)] for length in lengths]
     receipt = plan_packs(
-        work(tmp_path, spool(tmp_path, "a" * 16, rows), size=size, count=count, order="decreasing")
+        job(tmp_path, spool(tmp_path, "a" * 16, rows), size=size, count=count, order="decreasing")
     )
     assert {name: receipt.statistics[name] for name in statistics} == statistics
     assert receipt.statistics["dataset_max_seqlen"] == 7
@@ -408,7 +406,7 @@ def test_the_bin_that_fills_a_shard_closes_it(
     tmp_path: Path, shard_tokens: int, shard_bins: list[int]
 ) -> None:
     stage = spool(tmp_path, "a" * 16, [[sequence(11, 100)]] * 4)
-    receipt = plan_packs(replace(work(tmp_path, stage, size=10), shard_tokens=shard_tokens))
+    receipt = plan_packs(replace(job(tmp_path, stage, size=10), shard_tokens=shard_tokens))
     assert receipt.statistics["shard_bins"] == shard_bins
     assert receipt.statistics["shards"] == len(shard_bins) - 1
 
@@ -418,7 +416,7 @@ def test_every_lost_row_is_named_with_its_file(tmp_path: Path) -> None:
     second = spool(
         tmp_path, "b" * 16, [[sequence(30, 30), sequence(31, 30)], [sequence(5, 40), sequence(30, 40)]]
     )
-    plan = replace(work(tmp_path, first, second, size=10, overflow="drop"), source_files=(("one",), ("two",)))
+    plan = replace(job(tmp_path, first, second, size=10, overflow="drop"), source_files=(("one",), ("two",)))
     receipt = plan_packs(plan)
     assert told(tmp_path, plan) == [
         ("one", 1, "over_long", "pack.size is 10"),
@@ -439,7 +437,7 @@ def test_a_row_is_counted_in_the_split_it_falls_into(tmp_path: Path) -> None:
     edges = [0.0, *sorted(share.tolist()), 1.0]
     ledgers = []
     for low, high in pairwise(edges):
-        plan = work(tmp_path, first, second, low=low, high=high, size=10, overflow="drop", deduplicate=True)
+        plan = job(tmp_path, first, second, low=low, high=high, size=10, overflow="drop", deduplicate=True)
         ledgers.append(plan_packs(plan).ledger)
     # Each group's share is the first of its interval; below the smallest there is nothing.
     expected = {
@@ -475,7 +473,7 @@ def test_what_is_left_of_a_long_sequence(
 ) -> None:
     # Between two others, so that a wrong offset shows.
     rows = [[sequence(3, 500)], [sequence(length, 0, trained)], [sequence(4, 600)]]
-    plan = work(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow=overflow)
+    plan = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow=overflow)
     receipt = plan_packs(plan)
     found = sorted((ids[0], len(ids)) for b in bins_of(tmp_path, plan) for ids, _ in b)
     assert found == [*kept, (500, 3), (600, 4)]

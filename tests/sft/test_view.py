@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from support import GSM8K, chat, config_of, mill_serially, write_jsonl
 
-from schemas.report import Span
-from tasks.sft.view import load_decoder, spans
+from schemas.report import Passage
+from tasks.sft.view import load_decoder, passages
 
 
 def published(root: Path) -> Path:
@@ -20,10 +20,10 @@ def published(root: Path) -> Path:
     return shard
 
 
-def viewed(shard: Path, tokenizer: Path) -> list[tuple[Span, ...]]:
+def viewed(shard: Path, tokenizer: Path) -> list[tuple[Passage, ...]]:
     decode = load_decoder(tokenizer)
     return [
-        spans(np.array(row["input_ids"][start:end]), np.array(row["loss_mask"][start:end]), decode)
+        passages(np.array(row["input_ids"][start:end]), np.array(row["loss_mask"][start:end]), decode)
         for row in pq.read_table(shard).to_pylist()
         for start, end in pairwise([*row["seq_start_id"], len(row["input_ids"])])
     ]
@@ -71,16 +71,16 @@ def test_a_decoder_that_shortens_text_at_a_cut_loses_nothing() -> None:
     def decode(ids: list[int]) -> str:
         return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
 
-    found = spans(np.arange(4, dtype=np.int32), np.array([0, 1, 0, 0], np.uint8), decode)
+    found = passages(np.arange(4, dtype=np.int32), np.array([0, 1, 0, 0], np.uint8), decode)
 
-    assert found == (Span("the cat", False), Span(" sat", True), Span(".", False))
+    assert found == (Passage("the cat", False), Passage(" sat", True), Passage(".", False))
 
 
 @pytest.mark.parametrize(("ids", "mask"), [([], []), ([5], [0])])
 def test_short_sequences(ids: list[int], mask: list[int]) -> None:
-    found = spans(np.array(ids, np.int32), np.array(mask, np.uint8), lambda given: "x" * len(given))
+    found = passages(np.array(ids, np.int32), np.array(mask, np.uint8), lambda given: "x" * len(given))
 
-    assert found == tuple(Span("x", False) for _ in ids)
+    assert found == tuple(Passage("x", False) for _ in ids)
 
 
 def test_a_folder_without_tokenizer_is_an_error(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from schemas.probes import END_TIME_S, INPUT_COLUMNS
 from tasks.storage.parquet import open_parquet, parquet_faults
 
-RUN_ROWS = 1 << 18
+SPILL_ROWS = 1 << 18
 _ADDRESS = pa.dictionary(pa.int32(), pa.string())
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
 
@@ -36,7 +36,7 @@ CANONICAL = pa.schema(
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowGroups:
     """Consecutive row groups of one file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Span:
+class RowRange:
     """Rows of a run that come from one file: the file's name, and the row of it the first of them is."""
 
     name: str
@@ -67,11 +67,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowBatch:
     """Consecutive input rows, in input order, as one batch of `CANONICAL`."""
 
     rows: pa.RecordBatch
-    spans: tuple[Span, ...]
+    spans: tuple[RowRange, ...]
 
     def origin(self, row: int) -> tuple[str, int]:
         """The file and the row of it that row `row` of the run is."""
@@ -82,35 +82,35 @@ class Run:
         raise IndexError(row)
 
 
-def read_runs(pieces: Sequence[Piece], run_rows: int = RUN_ROWS) -> Iterator[Run]:
+def read_row_batches(pieces: Sequence[RowGroups], spill_rows: int = SPILL_ROWS) -> Iterator[RowBatch]:
     """The rows of `pieces` in order, in runs of at most about `run_rows`.
 
     Raises:
         InputError: `unreadable` or `bad_parquet`: a file cannot be read to its end.
     """
     batches: list[pa.RecordBatch] = []
-    spans: list[Span] = []
+    spans: list[RowRange] = []
     held = 0
     for piece in pieces:
         row = piece.first_row
-        for batch in _batches(piece, run_rows):
-            if held + batch.num_rows > run_rows and batches:
+        for batch in _batches(piece, spill_rows):
+            if held + batch.num_rows > spill_rows and batches:
                 yield _run(batches, spans)
                 batches, spans, held = [], [], 0
             batches.append(canonical(batch))
-            spans.append(Span(piece.name, row, batch.num_rows))
+            spans.append(RowRange(piece.name, row, batch.num_rows))
             row += batch.num_rows
             held += batch.num_rows
     if batches:
         yield _run(batches, spans)
 
 
-def _run(batches: list[pa.RecordBatch], spans: list[Span]) -> Run:
+def _run(batches: list[pa.RecordBatch], spans: list[RowRange]) -> RowBatch:
     table = pa.Table.from_batches(batches, CANONICAL).unify_dictionaries().combine_chunks()
-    return Run(table.to_batches()[0], tuple(spans))
+    return RowBatch(table.to_batches()[0], tuple(spans))
 
 
-def _batches(piece: Piece, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _batches(piece: RowGroups, batch_rows: int) -> Iterator[pa.RecordBatch]:
     # In nanoseconds, the default, far times of the old int96 type would wrap around.
     options = {"read_dictionary": ["src_addr", "dst_addr"], "coerce_int96_timestamp_unit": "us"}
     groups = list(range(piece.first_group, piece.end_group))

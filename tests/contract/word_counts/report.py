@@ -11,7 +11,7 @@ from schemas.report import Chart, Column, Fact, Sample, Table
 
 @dataclass(frozen=True)
 class CountReport:
-    """See `tasks.report.compose.Details`."""
+    """See `tasks.report.compose.FlowReport`."""
 
     run: CountedRun
     steps: tuple[str, ...] = ("count",)

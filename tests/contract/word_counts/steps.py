@@ -12,12 +12,12 @@ from tasks.run.contract import do
 
 
 @task(name="count")
-def count(work: CountJob) -> Receipt:
+def count(job: CountJob) -> Receipt:
     """Count the words of one part."""
-    return do(count_words, work)
+    return do(count_words, job)
 
 
 @task(name="validate", persist_result=False)
-def validate(work: CountedRun) -> int:
+def validate(job: CountedRun) -> int:
     """Check the totals."""
-    return check_written(work)
+    return check_written(job)

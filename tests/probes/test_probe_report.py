@@ -13,7 +13,7 @@ from schemas.probes import TRAIN
 from schemas.report import Report
 from tasks import steps
 from tasks.probes.training.loader import build_probe_dataset
-from tasks.report.compose import ReportWork, compose
+from tasks.report.compose import ReportJob, compose
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     pq.write_table(random_table(np.random.default_rng(3), 20_000, 200), root / "in.parquet")
     caught: list[Report] = []
 
-    def catch(work: ReportWork) -> Report:
-        caught.append(compose(work))
+    def catch(job: ReportJob) -> Report:
+        caught.append(compose(job))
         return caught[-1]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ from support import run_serially
 
 from schemas.report import Report
 from tasks import steps
-from tasks.report.compose import ReportWork, compose
+from tasks.report.compose import ReportJob, compose
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rep
     datasets = {"web": {"name": "Web", "source": str(root / "in"), "buckets": buckets}}
     reports: dict[str, Report] = {}
 
-    def catch(work: ReportWork) -> Report:
-        return reports.setdefault(work.publication.flow, compose(work))
+    def catch(job: ReportJob) -> Report:
+        return reports.setdefault(job.publication.flow, compose(job))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "compose", catch)

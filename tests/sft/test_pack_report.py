@@ -14,7 +14,7 @@ from support import chat, config_of, mill_serially, write_jsonl
 from schemas.report import Chart, Report
 from schemas.sft import PackSftConfig
 from tasks import steps
-from tasks.report.compose import ReportWork, compose
+from tasks.report.compose import ReportJob, compose
 from tasks.report.histogram import even_classes, fill_classes
 from tasks.sft.view import load_decoder
 
@@ -30,8 +30,8 @@ def reported(config: PackSftConfig, monkeypatch: pytest.MonkeyPatch) -> Report:
     """Run, and catch the report on its way to the page."""
     caught: list[Report] = []
 
-    def catch(work: ReportWork) -> Report:
-        caught.append(compose(work))
+    def catch(job: ReportJob) -> Report:
+        caught.append(compose(job))
         return caught[-1]
 
     monkeypatch.setattr(steps, "compose", catch)
