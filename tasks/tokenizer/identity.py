@@ -12,7 +12,7 @@ from schemas.tokenizer import FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerCon
 from tasks.inputs.files import InputFile, files_below
 from tasks.inputs.texts import template_source
 from tasks.run.contract import Domain
-from tasks.run.find import find, refuse_runs_below
+from tasks.run.find import Found, find, refuse_runs_below
 from tasks.run.identity import Identity, Source, fingerprint
 
 DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
@@ -43,8 +43,12 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
         InputError: a shard is missing or cannot be read.
     """
     template = template_source(config.chat_template, "chat_template")
-    files = _shards(Path(config.sample).expanduser())
+    found = _sample(Path(config.sample).expanduser())
+    files = _shards(found)
     sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED)
+    if not found.is_run:
+        # After its own output was refused, which says more.
+        refuse_runs_below(found.named, [file.path for file in files])
     fields = config.hash_fields()
     # In order, without names: the tokenizer depends on the texts and their order alone.
     digests = sources[0].digests
@@ -58,20 +62,22 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
     )
 
 
-def _shards(sample: Path) -> tuple[InputFile, ...]:
-    if not sample.is_dir():
+def _sample(path: Path) -> Found[Path]:
+    if not path.is_dir():
         raise ConfigError(
             "no such folder; give a run or output folder of sample-corpus",
             code="missing_path",
-            where=str(sample),
+            where=str(path),
         )
     # Resolved once: a newer run must not take over half-way.
-    found = find(sample)
+    found = find(path)
     found.refuse_unpublished()
+    return found
+
+
+def _shards(found: Found[Path]) -> tuple[InputFile, ...]:
     if not found.is_run:
-        files = files_below(sample, "**/*", _ANY)
-        refuse_runs_below(sample, [file.path for file in files])
-        return files
+        return files_below(found.folder, "**/*", _ANY)
     found.manifest_of(SAMPLE_FLOW, "sample")
     files = files_below(found.folder, "*", _SHARDS)
     there = {file.path for file in files}
