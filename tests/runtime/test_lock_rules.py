@@ -142,6 +142,16 @@ def test_the_folder_of_a_lock_is_made(tmp_path: Path) -> None:
     locks.release_lock("plain", "me")
 
 
+def test_who_may_write_in_the_folder_may_lock_there(locks: FlockManager, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert locks.acquire_lock(KEY, "a", 0)
+    finally:
+        os.umask(before)
+    assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o666
+    locks.release_lock(KEY, "a")
+
+
 @pytest.mark.parametrize("key", ["../x", "/x", "a/../x", "", "."])
 def test_every_question_refuses_a_key_outside_the_root(locks: FlockManager, key: str) -> None:
     questions: list[Callable[[], Any]] = [
