@@ -97,6 +97,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "block, num_bytes = _BLOCKS.get(ids[at], (-1, -1))",
         ): "an unknown head is refused before its number of bytes is used",
     },
+    "tasks/storage/flock.py": {
+        (
+            "descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
+            "descriptor = os.open(path, (os.O_RDONLY & os.O_CLOEXEC))",
+        ): "Python sets O_CLOEXEC on every file it opens",
+    },
     "tasks/run/publish.py": {
         (
             "if stale or path.name.startswith(TEMP_PREFIX):",

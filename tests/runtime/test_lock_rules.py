@@ -142,6 +142,30 @@ def test_the_folder_of_a_lock_is_made(tmp_path: Path) -> None:
     locks.release_lock("plain", "me")
 
 
+def test_who_may_write_in_the_folder_may_lock_there(locks: FlockManager, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert locks.acquire_lock(KEY, "a", 0)
+    finally:
+        os.umask(before)
+    assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o666
+    locks.release_lock(KEY, "a")
+
+
+def test_a_lock_given_back_is_free_though_a_child_has_the_file_open(
+    locks: FlockManager, tmp_path: Path
+) -> None:
+    locks.acquire_lock(KEY, "a")
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    (opened,) = (link.name for link in links if link.readlink() == tmp_path / LOCK_FILE)
+    copy = os.dup(int(opened))
+    try:
+        locks.release_lock(KEY, "a")
+        assert is_free(tmp_path / LOCK_FILE)
+    finally:
+        os.close(copy)
+
+
 @pytest.mark.parametrize("key", ["../x", "/x", "a/../x", "", "."])
 def test_every_question_refuses_a_key_outside_the_root(locks: FlockManager, key: str) -> None:
     questions: list[Callable[[], Any]] = [

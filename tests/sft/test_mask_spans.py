@@ -371,6 +371,7 @@ def test_one_block_a_message(template: str, messages: list[dict[str, Any]], expe
         TWO_BLOCKS.replace("{% if m.t %}", "{% if m.t and loop.last %}"),
         TWO_BLOCKS.replace("({{ m.t }})", "{{ m.t if loop.last else 'longer' }}"),
         TWO_BLOCKS.replace("({{ m.t }})", "{{ m.t if loop.last else 'S' }}"),
+        TWO_BLOCKS.replace("{{ m.content }}{% endgen", "{{ m.content if loop.last else 'Z' }}{% endgen"),
         "{{ messages | length }}" + TWO_BLOCKS,
     ],
 )
