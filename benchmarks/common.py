@@ -87,9 +87,7 @@ def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
     quiet_environment()
     from flows.pack_sft import mill
     from schemas.sft import PackSftConfig
-    from tasks.run.receipts import format_record, receipt_key, record_path
     from tasks.sft.identity import DOMAIN, identify
-    from tasks.storage.atomic import write_file
 
     config = PackSftConfig.parse(raw)
     root = Path(config.output_dir)
@@ -99,8 +97,16 @@ def pack_sft_in_this_thread(raw: dict[str, Any]) -> Any:
         receipts = []
         for job in jobs:
             receipts.append(step.fn(job))
-            key = receipt_key(job.stage, job.task, job.part)
-            write_file(record_path(root, key), format_record(receipts[-1]))
+            save_receipt(root, receipts[-1])
         return receipts
 
     return mill(config, identify(config), each, lambda step, job: step.fn(job))
+
+
+def save_receipt(root: Path, receipt: Any) -> None:
+    """Store a receipt where a run looks for it."""
+    from tasks.run.receipts import format_record, receipt_key, record_path
+    from tasks.storage.atomic import write_file
+
+    key = receipt_key(receipt.stage, receipt.task, receipt.part)
+    write_file(record_path(root, key), format_record(receipt))

@@ -39,7 +39,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common import report, seconds_ratio
+from benchmarks.common import report, save_receipt, seconds_ratio
 
 WORKERS, ROUNDS = 2, 1
 GROUP_ROWS, FILES = 1_000_000, 4
@@ -112,7 +112,6 @@ def _run_flow(source: Path, out: Path, pool: Executor) -> int:
     from flows.build_probe_rows import mill
     from schemas.probes import BuildProbeRowsConfig
     from tasks.probes.identity import identify
-    from tasks.run.receipts import save_receipt
 
     config = BuildProbeRowsConfig.parse({"input": str(source), "output_dir": str(out), "workers": WORKERS})
     identity = identify(config)

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks.common import peak_megabytes, report, seconds_ratio
+from benchmarks.common import peak_megabytes, report, save_receipt, seconds_ratio
 
 SEED, DATASET = 42, "web"
 BUCKETS, FILES, GROUPS, GROUP_ROWS = ("3", "4"), 8, 4, 10_000
@@ -122,7 +122,6 @@ def run_ours(corpus: Path, out: Path, percent: int) -> Run:
     from flows.sample_corpus import mill
     from schemas.corpus import SampleCorpusConfig
     from tasks.corpus.identity import identify
-    from tasks.run.receipts import save_receipt
 
     config = SampleCorpusConfig.parse(
         {

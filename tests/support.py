@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -106,6 +105,20 @@ def config_of(output_dir: Path, source: Path, tokenizer: Path, **changes: Any) -
     return PackSftConfig.parse({**raw, **changes})
 
 
+def load_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
+    """The receipt under `key` if it can be relied on, else None; what the cache of the runtime asks of the disk."""
+    try:
+        return check_receipt(output_dir, key, verify)
+    except IntegrityError:
+        return None
+
+
+def save_receipt(output_dir: Path, receipt: Receipt) -> None:
+    """Store a receipt as Prefect does, but whole or not at all."""
+    key = receipt_key(receipt.stage, receipt.task, receipt.part)
+    write_file(record_path(output_dir, key), format_record(receipt))
+
+
 class Serial:
     """Runs steps in this thread, with the same receipts Prefect would keep.
 
@@ -135,13 +148,11 @@ class Serial:
 
     def _one(self, step: Any, job: Any) -> Receipt:
         key = receipt_key(job.stage, job.task, job.part)
-        receipt = None
-        with contextlib.suppress(IntegrityError):
-            receipt = check_receipt(self.output_dir, key, self.verify)
+        receipt = load_receipt(self.output_dir, key, self.verify)
         self.reuse.note(job.task, cached=receipt is not None)
         if receipt is None:
             receipt = step.fn(job)
-            write_file(record_path(self.output_dir, key), format_record(receipt))
+            save_receipt(self.output_dir, receipt)
             self.executed.append((job.task, job.stage))
         return receipt
 

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from schemas.errors import IntegrityError
 from schemas.run import RECEIPT_FORMAT, FileRecord, Receipt, Record
-from tasks.storage.atomic import storage_errors, write_file
+from tasks.storage.atomic import storage_errors
 from tasks.storage.names import touch_folder
 from tasks.storage.reading import read_bytes, sha256_of_file, status
 
@@ -221,29 +221,6 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     with contextlib.suppress(OSError):
         touch_folder(path.parent.parent)
     return receipt
-
-
-def load_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
-    """The receipt under `key` if it can be relied on, else None: the work must be done (again).
-
-    Raises:
-        StorageError: the record or one of its files is there and cannot be read.
-    """
-    try:
-        return check_receipt(output_dir, key, verify)
-    except IntegrityError:
-        return None
-
-
-def save_receipt(output_dir: Path, receipt: Receipt) -> None:
-    """Persist a receipt, whole or not at all; Prefect takes it as a hit.
-
-    Raises:
-        IntegrityError: code `not_json` or `bad_key`.
-        StorageError: it cannot be written.
-    """
-    key = receipt_key(receipt.stage, receipt.task, receipt.part)
-    write_file(record_path(output_dir, key), format_record(receipt))
 
 
 def _foreign(reason: str) -> IntegrityError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import load_receipt, save_receipt
 
 from schemas.errors import IntegrityError, StorageError
 from schemas.run import FileRecord, Receipt, RowLedger
@@ -18,11 +19,9 @@ from tasks.run.receipts import (
     check_receipt,
     encode_receipt,
     format_record,
-    load_receipt,
     parse_record,
     receipt_key,
     record_path,
-    save_receipt,
     verify_files,
 )
 

@@ -20,10 +20,11 @@ import pytest
 import sample_work
 from prefect import task
 from sample_work import STAGE, Job, content, make_all, make_all_async
+from support import load_receipt, save_receipt
 
 from schemas.errors import ConfigError, IntegrityError, StorageError
 from schemas.run import FileRecord, Receipt
-from tasks.run.receipts import Verify, load_receipt, receipt_key, save_receipt
+from tasks.run.receipts import Verify, receipt_key
 from tasks.runtime.cache import ReceiptPolicy, bind
 from tasks.runtime.runners import make_runner
 from tasks.runtime.settings import run_settings
