@@ -1,7 +1,7 @@
-"""What every flow promises, whatever it makes: a suite of tests that each flow subclasses.
+"""What every flow promises, whatever it makes: two suites of tests that each flow subclasses.
 
-A subclass says how an input of its flow is written and spoiled; the cases are the same for all. They run the flow's
-story without a server (`mill_of`), except those about Prefect itself: two drivers at once, and runners.
+A `Workload` says how an input of its flow is written and spoiled; the cases are the same for all. `FlowContract` runs
+the flow's story without a server (`mill_of`); `PrefectContract` has two drivers at once, runners and workers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _KILLED = -signal.SIGKILL
 _DAY_S = 86_400.0
 
 
-class FlowContract:
-    """The cases. A subclass is a test class of one flow.
+class Workload:
+    """A flow and its input, as cases need them; one subclass for each flow.
 
     Attributes:
         flow: the flow's name on the command line, or `module:attribute` of its entry.
-        rejects: whether bad rows of its input can be made at all.
     """
 
     flow: ClassVar[str]
@@ -46,8 +45,6 @@ class FlowContract:
     @pytest.fixture(autouse=True)
     def _given(self, small_tokenizer: Path) -> None:
         self.tokenizer = small_tokenizer
-
-    # What a subclass supplies.
 
     def write(self, source: Path, bad_rows: int = 0, good_rows: int = 60) -> None:
         """Write an input of at least three files into `source`, which holds so many rows of each kind."""
@@ -65,8 +62,6 @@ class FlowContract:
         """The same configuration with a setting that changes the output."""
         raise NotImplementedError
 
-    # Helpers.
-
     def config(self, source: Path, output_dir: Path, **changes: Any) -> Any:
         return entry_of(self.flow).parse({**self.raw(source, output_dir), **changes})
 
@@ -77,6 +72,10 @@ class FlowContract:
     def source(self, tmp_path: Path) -> Path:
         self.write(tmp_path / "in")
         return tmp_path / "in"
+
+
+class FlowContract(Workload):
+    """Cases of a flow's story, without a server."""
 
     # Caching.
 
@@ -287,7 +286,9 @@ class FlowContract:
         assert (out / LATEST).resolve() != old
         _check_published(out)
 
-    # Prefect.
+
+class PrefectContract(Workload):
+    """Cases of a flow on Prefect."""
 
     def test_two_drivers_do_the_work_once(self, prefect_api: str, source: Path, tmp_path: Path) -> None:
         job = json.dumps({"config": self.raw(source, tmp_path / "out")})
@@ -300,7 +301,7 @@ class FlowContract:
         expected, _ = self.mill(source, tmp_path / "alone")
         assert _data(read_manifest(tmp_path / "out" / LATEST)) == _data(expected)
 
-    def test_bytes_do_not_depend_on_runner_or_workers(
+    def test_bytes_do_not_depend_on_runner_workers_folder_or_hash_seed(
         self, prefect_api: str, source: Path, tmp_path: Path
     ) -> None:
         setups = {"one": ("threads", 1), "four": ("threads", 4), "processes": ("processes", 2)}
@@ -310,7 +311,7 @@ class FlowContract:
             )
             for name, (runner, workers) in setups.items()
         ]
-        driver = _drive(prefect_api, self.flow, *jobs)
+        driver = _drive(prefect_api, self.flow, *jobs, cwd=tmp_path, PYTHONHASHSEED="7")
         told = [json.loads(line) for line in driver.communicate()[0].splitlines()]
         assert [one.get("cached") for one in told] == [False] * len(setups), told
         made = {name: read_manifest(tmp_path / name / LATEST) for name in setups}
@@ -321,13 +322,13 @@ class FlowContract:
             assert manifest.stages == expected.stages, name
 
 
-def _drive(api: str, flow: str, *jobs: str) -> subprocess.Popen[str]:
+def _drive(api: str, flow: str, *jobs: str, cwd: Path = ROOT, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "contract.drive", flow, *jobs],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
-        env=environment(PREFECT_API_URL=api),
+        cwd=cwd,
+        env=environment(PREFECT_API_URL=api, **variables),
     )
 
 

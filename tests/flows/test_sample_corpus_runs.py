@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -65,33 +64,6 @@ def run_cli(
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_same_bytes_for_any_workers_runner_seed_and_folder(
-    prefect_api: str, corpus: Path, tmp_path: Path
-) -> None:
-    variants: list[tuple[tuple[str, ...], str, Path]] = [
-        (("--workers", "1"), "0", ROOT),
-        (("--workers", "7"), "1", ROOT),
-        (("--workers", "2", "--runner", "processes"), "2", tmp_path),
-    ]
-    digests, hashes = [], set()
-    for number, (options, seed, cwd) in enumerate(variants):
-        source = corpus if number == 0 else shutil.copytree(corpus, tmp_path / f"copy{number}")
-        raw = raw_config(source, tmp_path / f"out{number}")
-        result = run_cli(tmp_path, raw, *options, cwd=cwd, PYTHONHASHSEED=seed)
-        hashes.add(result["run_hash"])
-        found = published_digests(
-            Path(result["run_dir"]) if cwd == ROOT else tmp_path / f"out{number}" / "latest"
-        )
-        # It names the source's folder, which is another one for each copy.
-        found.pop("sampling_info.json")
-        digests.append(found)
-    assert len(hashes) == 1
-    assert len(digests[0]) > 10
-    assert digests[1] == digests[0] and digests[2] == digests[0]
-    again = run_cli(tmp_path, raw_config(corpus, tmp_path / "out0"))
-    assert again["cached"] and again["seconds"] < 5
 
 
 KILLED = """

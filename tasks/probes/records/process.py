@@ -1,6 +1,6 @@
 """A program that writes one ArrayRecord file of the records on its standard input.
 
-    python arrayrecord_process.py FILE OPTIONS
+    python process.py FILE OPTIONS
 
 Input: batches of records: their number, the size of each (int64, little-endian), then their bytes. A batch of no
 records closes the file. If the input ends without one, whoever wrote it died: the file stays as it is, unclosed.

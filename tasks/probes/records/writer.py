@@ -2,7 +2,7 @@
 
 `group_size:1`: a reader at random decodes one record, not a group of them. An ArrayRecord file that was not closed
 reads as one of 0 records, without an error; so it is written under a temporary name, closed, opened again, counted,
-and only then renamed. Compressing is left to `arrayrecord_process`.
+and only then renamed. Compressing is left to `process.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def writer_options(compression: RecordCompression, level: int) -> str:
 
 
 class ShardWriter(AtomicFile):
-    """An ArrayRecord file being written, by `arrayrecord_process` in a process of its own.
+    """An ArrayRecord file being written, by `process.py` in a process of its own.
 
     Args:
         path: its final name.
