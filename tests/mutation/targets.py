@@ -43,6 +43,10 @@ _MERGE = "merged, held, rows = _merge([*merged.to_batches(), *held]), [], 0"
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "tasks/sft/chat/masks.py": {
         (
+            "upto = text if position == count - 1 else render.text(position + 1)",
+            "upto = text if position == count - 0 else render.text(position + 1)",
+        ): "the render of all messages is remembered",
+        (
             "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]",
             "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if (start <= stop)]",
         ): "an empty span gives no piece",
