@@ -36,11 +36,16 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 _WHEN = "when probes are merged bounds the memory; they are merged once more in the end"
+_SUMS = "numpy 2 sums integers in 64 bits anyway"
 _MERGE = "merged, held, rows = _merge([*merged.to_batches(), *held]), [], 0"
 
 # File -> (line, the line with the fault) -> why no test can tell them apart; `*`: any fault of that line.
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "tasks/sft/chat/masks.py": {
+        (
+            "upto = text if position == count - 1 else render.text(position + 1)",
+            "upto = text if position == count - 0 else render.text(position + 1)",
+        ): "the render of all messages is remembered",
         (
             "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]",
             "return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if (start <= stop)]",
@@ -70,7 +75,15 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         (_MERGE, _MERGE.replace(", 0", ", -1")): _WHEN,
         (_MERGE, _MERGE.replace(", 0", ", 1")): _WHEN,
     },
+    "tasks/packing/next_fit.py": {
+        ("total = int(lengths.sum(dtype=np.int64))", "total = int(lengths.sum())"): _SUMS,
+        ("ends = np.cumsum(lengths, dtype=np.int64)", "ends = np.cumsum(lengths)"): _SUMS,
+    },
     "tasks/packing/histogram.py": {
+        (
+            "small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)",
+            "small_tokens = tokens[half] - np.where(a > -1, tokens[a - 1], 0)",
+        ): "as the next",
         (
             "small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)",
             "small_tokens = tokens[half] - np.where((a >= 0), tokens[a - 1], 0)",

@@ -94,12 +94,16 @@ def rejected(template: str, messages: list[dict[str, Any]], train_on: str = "ass
         # Without a marker the white space is the only end a model can learn.
         (OPEN_END, [user(), answer()], "u:q\na:[ok\n]"),
         (OPEN_END, [user(), answer(" ok \n")], "u:q\na:[ ok \n\n]"),
+        # Without a header, too, where the answer begins with the text.
+        ("{% for m in messages %}{{ m.content }}{{ '\\n' }}{% endfor %}", [answer()], "[ok\n]"),
         # What ends the answer is not what stands in the question, or the header.
         (OPEN_END, [user("ok"), answer()], "u:ok\na:[ok\n]"),
         (OPEN_END, [user(), answer("a")], "u:q\na:[a\n]"),
         # The marker's own characters in an answer are not the marker.
         (TURN, [user(), answer(".")], "u:q.\na:[..]\n"),
         (TURN, [user(), answer("ok.")], "u:q.\na:[ok..]\n"),
+        # An answer that the template shortens is nowhere in the text: its end is the marker's.
+        (TURN.replace("m.content or ''", "m.content[0]"), [user(), answer("o" + 40 * "k")], "u:q.\na:[o.]\n"),
         # An empty answer is its marker, or nothing at all.
         (TURN, [user(), answer("")], "u:q.\na:[.]\n"),
         (TURN, [user(), answer(None)], "u:q.\na:[.]\n"),
@@ -308,6 +312,12 @@ TWO_BLOCKS = (
     "{% else %}{{ m.content }}{% endif %};{% endfor %}"
 )
 
+MOVES_A_MARK = (
+    "{% for m in messages %}a:{% if loop.last %}{% generation %}{{ m.t }}|{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.t }}{% generation %}|{{ m.content }}{% endgeneration %}{% endif %};"
+    "{% generation %}{% endgeneration %}{% endfor %}"
+)
+
 
 @pytest.mark.parametrize(
     ("messages", "train_on", "expected"),
@@ -373,6 +383,8 @@ def test_one_block_a_message(template: str, messages: list[dict[str, Any]], expe
         TWO_BLOCKS.replace("({{ m.t }})", "{{ m.t if loop.last else 'S' }}"),
         TWO_BLOCKS.replace("{{ m.content }}{% endgen", "{{ m.content if loop.last else 'Z' }}{% endgen"),
         "{{ messages | length }}" + TWO_BLOCKS,
+        # The text is the same, and other parts of it are marked.
+        MOVES_A_MARK,
     ],
 )
 def test_blocks_that_depend_on_what_follows_are_rejected(template: str) -> None:
