@@ -213,9 +213,9 @@ def test_bad_headers_are_refused(case: str, tmp_path: Path) -> None:
 
 
 WRONG_ROWS: dict[str, tuple[Any, str]] = {
-    "a number for a row": (7, "array holds numbers"),
+    "a number for a row": (7, "array contains numbers"),
     "a list for a row": ([1, 2], "'input_ids' is missing"),
-    "a text for a list": ({**GOOD, "input_ids": "abc"}, "'input_ids' is missing or no list"),
+    "a text for a list": ({**GOOD, "input_ids": "abc"}, "'input_ids' is missing or not a list"),
     "a missing list": ({"input_ids": [1], "loss_mask": [0]}, "'seq_start_id' is missing"),
     "floats": ({**GOOD, "loss_mask": [1.0, 0.0]}, "'loss_mask' holds float"),
     "a float array": ({**GOOD, "loss_mask": np.zeros(3)}, "type 'f8'"),
