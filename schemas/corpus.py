@@ -78,7 +78,7 @@ class CorpusDatasetConfig(Config):
         ge=0,
         le=LARGEST,
         title="Samples",
-        description="For information only: the sum of the bucket counts.",
+        description="Informational: the sum of the bucket counts.",
     )
     buckets: dict[str, BucketConfig] = Field(
         default_factory=dict,

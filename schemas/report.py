@@ -65,7 +65,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Passage:
-    """A stretch of text, and whether its tokens carry loss."""
+    """A stretch of text.
+
+    Attributes:
+        trained: whether its tokens carry loss.
+    """
 
     text: str
     trained: bool

@@ -49,17 +49,6 @@ class TokenizeJob(Job):
     train_on: TrainOn
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row that has samples to encode."""
-
-    file: int
-    number: int
-    digest: bytes
-    group: bytes
-    samples: list[Sample]
-
-
 def tokenize_part(job: TokenizeJob) -> Receipt:
     """Tokenize one part into a spool in its stage folder.
 
@@ -78,6 +67,17 @@ def tokenize_part(job: TokenizeJob) -> Receipt:
                 part.process(batch, segment.name, spool, rejects)
         records = spool.finish(root) + rejects.finish(root)
     return part.receipt(records)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that has samples to encode."""
+
+    file: int
+    number: int
+    digest: bytes
+    group: bytes
+    samples: list[Sample]
 
 
 class _Part:
@@ -186,7 +186,7 @@ class _Part:
 
 
 def shifted_mask(trained: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The stored mask: entry j is the flag of token j + 1, and 0 at each sequence's end.
+    """Shift flags to the stored mask: entry j is the flag of token j + 1, and 0 at each sequence's end.
 
     Args:
         trained: uint8[total], 1 where the token itself is trained.

@@ -138,7 +138,11 @@ DAMAGED_MEMMAP: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "index",
         "packed_len[1] is",
     ),
-    "offsets that fall": (save("seq_offsets", lambda o: o[[0, 2, 1, 3, 4]]), "index", "fall after entry 1"),
+    "offsets that fall": (
+        save("seq_offsets", lambda o: o[[0, 2, 1, 3, 4]]),
+        "index",
+        "decrease after entry 1",
+    ),
     "offsets beyond the starts": (
         save("seq_offsets", lambda o: o + U4([0, 0, 0, 0, 1])),
         "index",

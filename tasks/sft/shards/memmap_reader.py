@@ -33,9 +33,6 @@ class MemmapShard(Opened):
 
     format = StorageFormat.MEMMAP
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     @cached_property
     def manifest(self) -> MemmapManifest:
         path = self.path / MEMMAP_MANIFEST

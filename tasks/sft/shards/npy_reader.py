@@ -42,9 +42,6 @@ class NpyShard(Opened):
 
     format = StorageFormat.NPY
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     @cached_property
     def _data(self) -> mmap.mmap:
         try:

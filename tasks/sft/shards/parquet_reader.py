@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,6 @@ class ParquetShard(Opened):
     """See `tasks.sft.shards.shard.Shard`. Other integer types, large lists and additional columns are accepted."""
 
     format = StorageFormat.PARQUET
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @cached_property
     def _file(self) -> pq.ParquetFile:

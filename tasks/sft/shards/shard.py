@@ -143,7 +143,8 @@ class Shard(Protocol):
 class Opened:
     """Mixin: a shard whose open files are cached properties, dropped by `close`."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def close(self) -> None:
         """Drop all cached properties; the next access opens the shard again."""
