@@ -1,7 +1,7 @@
 """Canonical form and hashes: the same settings give the same 16 hex digits on every machine.
 
 The canonical form is JSON with sorted keys, no spaces, ASCII escapes and no NaN. Sets become sorted
-lists, paths their POSIX text, enums their value. Two forms are equal exactly if their bytes are.
+lists, paths become POSIX text, enums their value. Two forms are equal if and only if their bytes are.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _plain(value: Any) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """`value` as canonical JSON.
+    """Return `value` as canonical JSON.
 
     Raises:
-        TypeError: a value is of a type without a canonical form.
+        TypeError: a value has a type without a canonical form.
         ValueError: a float is NaN or infinite.
 
     >>> canonical_json({"b": {2, 1}, "a": 1.0})
@@ -54,7 +54,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def canonical_hash(value: Any) -> str:
-    """The first 16 hex digits of SHA-256 over the canonical form.
+    """Return the first 16 hex digits of the SHA-256 of the canonical form.
 
     >>> canonical_hash({"pack_size": 4096})
     'c3cd387c68d79646'

@@ -24,12 +24,12 @@ LARGEST = 2**53 - 1
 
 
 def execution_only(default: Any, **kwargs: Any) -> Any:
-    """A pydantic field that changes how a run is executed and never what it produces."""
+    """Declare a field that changes how a run is executed, never what it produces."""
     return Field(default, json_schema_extra={_NOT_HASHED: True}, **kwargs)
 
 
 def by_content(default: Any, **kwargs: Any) -> Any:
-    """A pydantic field that says where something lies; what lies there is hashed in its place."""
+    """Declare a field that locates an input; the content found there is hashed instead of the path."""
     return Field(default, json_schema_extra={_NOT_HASHED: True}, **kwargs)
 
 
@@ -47,10 +47,10 @@ class Config(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema that Prefect's form is drawn from, with what pydantic leaves out.
+        """Return the schema behind Prefect's form, completed with what pydantic leaves out.
 
-        That is each field's place (the form sorts by it, and databases may reorder keys), its title where it refers
-        to another definition, and its default where a factory makes it.
+        Added are each field's place (the form sorts by it, and databases may reorder keys), its title where it refers
+        to another definition, and its default where a factory creates it.
         """
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
@@ -70,8 +70,8 @@ class Config(BaseModel):
         """Validate a mapping, as read from YAML or JSON.
 
         Raises:
-            ConfigError: with the path of the first wrong field, its value, and what is allowed; an unknown
-                key names the nearest known one.
+            ConfigError: names the path of the first wrong field, its value, and what is allowed; for an unknown
+                key, the nearest known one.
         """
         try:
             return cls.model_validate(raw)
@@ -80,16 +80,16 @@ class Config(BaseModel):
 
     @property
     def subject(self) -> str:
-        """What this configuration is about, in the few words that name its run."""
+        """A few words that name the run of this configuration."""
         return ""
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What its run is found by."""
+        """Tags by which its run can be found."""
         return ()
 
     def hash_fields(self, only: Iterable[str] | None = None) -> dict[str, Any]:
-        """The fields that can change output bytes and differ from their default, as plain values.
+        """Collect the fields that can change output bytes and differ from their default, as plain values.
 
         Args:
             only: restrict to these fields.
@@ -106,7 +106,7 @@ class Config(BaseModel):
 
 
 def few(names: Iterable[str], most: int = 3) -> str:
-    """Some names, and how many more there are.
+    """Join the first few names, and count the rest.
 
     >>> few(["a", "b", "c", "d", "e"])
     'a+b+c+2'
@@ -127,7 +127,7 @@ def _plain_fields(value: Any) -> Any:
 
 
 def dotted(location: Iterable[int | str]) -> str:
-    """A configuration path as people write it.
+    """Write a configuration path the way people do.
 
     >>> dotted(("datasets", 2, "weight"))
     'datasets[2].weight'
@@ -139,13 +139,13 @@ def dotted(location: Iterable[int | str]) -> str:
 
 
 def config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
-    """One readable `ConfigError` for a pydantic error: the first fault, and how many more there are."""
+    """Turn a pydantic error into one readable `ConfigError`: the first fault, and how many more there are."""
     faults = _faults(error)
     first = faults[0]
     if first["type"] == "extra_forbidden":
         message = _unknown_key(model, first["loc"])
     elif first["type"] == "missing":
-        message = "this field is required and missing"
+        message = "this required field is missing"
     else:
         message = f"{_explained(model, first)} (got {_short(first['input'])})"
     if len(faults) > 1:
@@ -156,10 +156,10 @@ def config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
 
 
 def _faults(error: ValidationError) -> list[dict[str, Any]]:
-    """What is wrong, each thing once.
+    """Report each fault once.
 
-    Left out is that a list is too short because its entries are wrong; the alternatives of a value that may
-    have several types become one fault at the value's own place.
+    A list that is only too short because its entries are wrong is left out; the alternatives of a value that may
+    have several types become one fault at the value itself.
     """
     found: list[dict[str, Any]] = [
         {**fault, "loc": tuple(part for part in fault["loc"] if not _is_branch(part))}
@@ -179,7 +179,7 @@ def _faults(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Whether a part of a location names an alternative of several types, which nobody wrote into a configuration."""
+    """Tell whether a part of a location names one of several types, which nobody wrote into a configuration."""
     return isinstance(part, str) and part.startswith(("constrained-", "tuple[", "list["))
 
 
@@ -188,7 +188,7 @@ def _alternatives(types: list[str]) -> str:
 
 
 def _explained(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
-    """What is allowed, in the words of somebody who writes YAML."""
+    """Say what is allowed, in the terms of someone who writes YAML."""
     kind = fault["type"]
     if kind in _EXPLAINED:
         return _EXPLAINED[kind].format(**fault.get("ctx", {}))
@@ -203,12 +203,12 @@ def _explained(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
 
 # pydantic's own texts speak of tuples, dictionaries and instances.
 _EXPLAINED = {
-    "tuple_type": "a list is expected",
-    "dict_type": "a mapping of keys is expected",
-    "model_type": "a mapping of keys is expected",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping of keys to values",
+    "model_type": "expected a mapping of keys to values",
     "too_short": "the list needs at least {min_length} entry",
 }
-_SCALARS = {"str": "a text", "int": "a whole number", "bool": "true or false"}
+_SCALARS = {"str": "text", "int": "a whole number", "bool": "true or false"}
 
 
 def _short(value: Any, limit: int = 80) -> str:
@@ -225,7 +225,7 @@ def _unknown_key(model: type[BaseModel], location: tuple[int | str, ...]) -> str
 
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, FieldInfo]:
-    """The fields of the model that sits at `location` below `model`."""
+    """Return the fields of the model at `location` below `model`."""
     current: type[BaseModel] | None = model
     for part in location:
         if isinstance(part, int) or current is None:

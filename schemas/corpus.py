@@ -1,8 +1,9 @@
 """Corpus sampling: configuration, the rule of selection, and the schema of a sample.
 
 A document is a row of a Parquet file in a bucket. Its id is `"{bucket}#{path}#{row}"`, with the path relative to
-the bucket's folder; its hash the first 8 bytes of MD5 of `"{seed}_{id}"`, big-endian. A bucket keeps the `count`
-documents of smallest hash (ties by file, then row), in file and row order. A larger count keeps all earlier rows.
+the bucket's folder; its hash is the first 8 bytes of the MD5 of `"{seed}_{id}"`, big-endian. A bucket keeps the
+`count` documents with the smallest hashes (ties by file, then row), in file and row order. A larger
+count keeps all earlier rows.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from schemas.fields import (
     FOLDER_NAME,
     GZIP_LEVELS,
     SOME_BUCKETS,
+    compression_level_field,
     max_reject_fraction_field,
     output_dir_field,
+    seed_field,
     workers_field,
 )
 
@@ -30,7 +33,7 @@ FORMAT_VERSION = 1
 
 SAMPLING_INFO = "sampling_info.json"
 REPORT = "report.json"
-# A sample publishes nothing beside `latest`.
+# A sample publishes nothing besides `latest`.
 PUBLISHED: dict[str, str] = {}
 
 DEFAULT_GLOB = "**/*.parquet"
@@ -45,7 +48,7 @@ class OnError(StrEnum):
 
 
 class SampleCompression(StrEnum):
-    """Parquet codecs of a sample."""
+    """Parquet compression codecs of a sample."""
 
     ZSTD = "zstd"
     SNAPPY = "snappy"
@@ -57,50 +60,54 @@ class BucketConfig(Config):
     """How many documents to take from one bucket."""
 
     count: int = Field(
-        ge=0, le=LARGEST, title="Count", description="Documents to keep; all of them if there are fewer."
+        ge=0, le=LARGEST, title="Count", description="Documents to keep; all of them if the bucket has fewer."
     )
 
 
 class CorpusDatasetConfig(Config):
-    """One corpus: a folder with a sub-folder of Parquet files for each bucket."""
+    """One corpus: a folder with one subfolder of Parquet files for each bucket."""
 
     model_config = ConfigDict(json_schema_extra=SOME_BUCKETS)
 
-    name: str = Field(min_length=1, title="Name", description="Written to the column source_dataset.")
+    name: str = Field(min_length=1, title="Name", description="Value of the column source_dataset.")
     source: str = by_content(
-        ..., min_length=1, title="Source", description="Folder that holds one sub-folder for each bucket."
+        ..., min_length=1, title="Source", description="Folder with one subfolder for each bucket."
     )
     samples: int | None = execution_only(
-        None, ge=0, le=LARGEST, title="Samples", description="Informative: what the bucket counts add up to."
+        None,
+        ge=0,
+        le=LARGEST,
+        title="Samples",
+        description="Informational: the sum of the bucket counts.",
     )
     buckets: dict[str, BucketConfig] = Field(
         default_factory=dict,
         title="Buckets",
-        description="Count for each bucket, by folder name.",
+        description="The count of each bucket, by folder name.",
         json_schema_extra={"propertyNames": FOLDER_NAME},
     )
     stars_filter: dict[str, BucketConfig] = Field(
         default_factory=dict,
         title="Stars filter",
-        description="Older name of buckets; used when buckets is empty.",
+        description="Former name of buckets; used when buckets is empty.",
         json_schema_extra={"propertyNames": FOLDER_NAME},
     )
     text_column: str | None = Field(
         None,
         min_length=1,
         title="Text column",
-        description="Column of the text; by default 'content' when the name contains 'github', else 'text'.",
+        description="Column of the text; by default 'content' if the name contains 'github', otherwise 'text'.",
     )
     glob: str = Field(
         DEFAULT_GLOB,
         min_length=1,
         title="File glob",
-        description="Files of a bucket, relative to its folder.",
+        description="Pattern for the files of a bucket, relative to its folder.",
     )
     keep_columns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         title="Keep columns",
-        description="Further columns of the source to copy into the sample.",
+        description="Additional columns of the source to copy into the sample.",
         json_schema_extra={"uniqueItems": True},
     )
 
@@ -115,7 +122,7 @@ class CorpusDatasetConfig(Config):
     def _names_stay_in_the_source(cls, buckets: dict[str, BucketConfig]) -> dict[str, BucketConfig]:
         for name in buckets:
             if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-                raise ValueError(f"a bucket is one folder name below the source, not {name!r}")
+                raise ValueError(f"a bucket must be the name of one folder below the source, not {name!r}")
         return buckets
 
     @field_validator("keep_columns")
@@ -124,19 +131,19 @@ class CorpusDatasetConfig(Config):
         taken = [name for name in columns if name in OWN_COLUMNS]
         if taken or len(set(columns)) != len(columns):
             raise ValueError(
-                f"columns must be distinct and none of {', '.join(OWN_COLUMNS)}; got {list(columns)}"
+                f"columns must be distinct, and {', '.join(OWN_COLUMNS)} are reserved; got {list(columns)}"
             )
         return columns
 
     @model_validator(mode="after")
     def _has_buckets(self) -> CorpusDatasetConfig:
         if not self.counts:
-            raise ValueError("no bucket is given; write buckets: {folder name: {count: n}}")
+            raise ValueError("no buckets are given; write buckets: {folder name: {count: n}}")
         return self
 
     @property
     def counts(self) -> dict[str, int]:
-        """Documents wanted from each bucket, in configuration order."""
+        """Documents to take from each bucket, in configuration order."""
         return {name: bucket.count for name, bucket in (self.buckets or self.stars_filter).items()}
 
     @property
@@ -148,48 +155,48 @@ class CorpusDatasetConfig(Config):
 
 
 class SampleCorpusConfig(Config):
-    """A deterministic, exact sample of bucketed Parquet corpora."""
+    """Draw a deterministic, exact sample from bucketed Parquet corpora."""
 
     model_config = ConfigDict(json_schema_extra=GZIP_LEVELS)
 
     output_dir: str = output_dir_field()
     datasets: dict[str, CorpusDatasetConfig] = Field(
-        min_length=1, title="Data sets", description="The corpora, by a key of your choice."
+        min_length=1, title="Data sets", description="The corpora, each under a key of your choice."
     )
-    random_seed: int = Field(
-        42, ge=-(2**63), le=2**63 - 1, title="Seed", description="Part of every document's hash."
-    )
+    random_seed: int = seed_field("Part of every document's hash.", least=-(2**63))
     output_format: Literal["parquet"] = Field(
         "parquet", title="Output format", description="Only parquet is supported."
     )
     max_rows: int = Field(
-        500_000, ge=1, le=LARGEST, title="Rows a file", description="Most rows of one output file."
+        500_000,
+        ge=1,
+        le=LARGEST,
+        title="Rows per file",
+        description="Largest number of rows in one output file.",
     )
     compression: SampleCompression = Field(
         SampleCompression.ZSTD, title="Compression", description="Parquet compression codec."
     )
-    compression_level: int = Field(
-        1, ge=1, le=22, title="Compression level", description="Level for zstd (1-22) and gzip (1-9)."
-    )
+    compression_level: int = compression_level_field("Level for zstd (1-22) and gzip (1-9).")
     min_characters: int = Field(
         0,
         ge=0,
         le=LARGEST,
         title="Shortest text",
-        description="Documents with fewer characters are filtered before selection.",
+        description="Documents with fewer characters are filtered out before selection.",
     )
     max_characters: int | None = Field(
         None,
         ge=1,
         le=LARGEST,
         title="Longest text",
-        description="Documents with more characters are filtered before selection.",
+        description="Documents with more characters are filtered out before selection.",
     )
     on_error: OnError = Field(
         OnError.FAIL,
         title="On error",
-        description="fail: an unreadable file stops the run before anything is written; skip: it is left out, "
-        "counted and listed.",
+        description="What to do with an unreadable file. fail: stop the run before anything is written; skip: leave "
+        "the file out, count it and list it.",
     )
     max_reject_fraction: float = max_reject_fraction_field()
     alarms: RejectAlarms | None = alarms_field()
@@ -199,24 +206,24 @@ class SampleCorpusConfig(Config):
         ge=1,
         le=1024,
         title="I/O workers",
-        description="Files looked at at once.",
+        description="Files inspected at the same time.",
     )
     batch_rows: int = execution_only(
         50_000,
         ge=1,
         le=LARGEST,
         title="Batch rows",
-        description="Accepted for older configurations; reading adapts by itself.",
+        description="Has no effect; accepted so that older configurations still load.",
     )
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> SampleCorpusConfig:
         if self.max_characters is not None and self.max_characters < self.min_characters:
             raise ValueError(
-                f"max_characters {self.max_characters} is below min_characters {self.min_characters}"
+                f"max_characters {self.max_characters} is less than min_characters {self.min_characters}"
             )
         if self.compression is SampleCompression.GZIP and self.compression_level > 9:
-            raise ValueError(f"gzip has levels 1 to 9, not {self.compression_level}")
+            raise ValueError(f"gzip levels range from 1 to 9, not {self.compression_level}")
         return self
 
     @property

@@ -9,7 +9,7 @@ class                  exit code  meaning
 `MissingExtraError`    2          an optional package is not installed
 `InputError`           1          an input file cannot be read
 `StorageError`         1          the output cannot be written
-`WorkError`            1          the work itself failed
+`WorkError`            1          the job itself failed
 `IntegrityError`       3          ledger, reject limit, drift, validation
 =====================  =========  ==================================================
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class GristmillError(Exception):
-    """Base of all errors Gristmill raises on purpose.
+    """Base class of all errors that Gristmill raises on purpose.
 
     Args:
         message: what failed, the value, what is allowed and what to do, in one or two sentences.
@@ -46,7 +46,7 @@ class GristmillError(Exception):
         return (_rebuild, (type(self), self.message, self.code, self.where))
 
     def as_dict(self) -> dict[str, str]:
-        """The error as the command line prints it under `--json`."""
+        """Return the error as the command line prints it under `--json`."""
         return {"code": self.code, "message": self.message, "where": self.where}
 
 
@@ -62,32 +62,32 @@ class ConfigError(GristmillError):
 
 
 class MissingExtraError(ConfigError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is needed but not installed."""
 
     default_code = "missing_extra"
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingExtraError:
-        """The usual message: what needs which package, and how to install it."""
+        """Build the standard error: what needs which package, and how to install it."""
         return cls(
             f"{purpose} needs the package {package!r}; install it with: pip install 'gristmill[{extra}]'"
         )
 
 
 class InputError(GristmillError):
-    """An input file cannot be read as what it claims to be."""
+    """An input file cannot be read as the format it claims to have."""
 
     default_code = "bad_input"
 
 
 class StorageError(GristmillError):
-    """Writing to, or finding, the output failed."""
+    """The output could not be written or found."""
 
     default_code = "storage"
 
 
 class WorkError(GristmillError):
-    """The work failed for a reason that is neither input nor storage."""
+    """A job failed for a reason that is neither input nor storage."""
 
     default_code = "work_failed"
 

@@ -1,6 +1,6 @@
-"""What `inspect` has to say about an output, before anybody decides how it looks.
+"""What `inspect` reports about an output, independent of how it is displayed.
 
-It is made of the parts that a run's report is made of; all texts are plain and untrusted.
+It consists of the same parts as a run's report; all texts are plain and untrusted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from schemas.report import Chart, Fact, Sample, Table
 
 @dataclass(frozen=True)
 class Inspection:
-    """An output in numbers, and a few of its rows.
+    """Describe an output in numbers, with a few of its rows.
 
     Attributes:
-        kind: what it is, in a few words.
+        kind: what the output is, in a few words.
     """
 
     path: str
@@ -29,10 +29,10 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query.
+    """Hold the rows of a query.
 
     Attributes:
-        more: whether there were rows beyond the most that were asked for.
+        more: whether there were more rows than the limit asked for.
     """
 
     columns: tuple[str, ...]

@@ -1,12 +1,12 @@
-"""Probe rows: configuration, the record, and what must hold of it.
+"""Probe rows: configuration, the record, and its invariants.
 
-A probe is a source address. A record is everything one probe measured, or one of several equal parts of it when it
+A probe is a source address. A record is everything one probe measured, or one of several equal parts of it if it
 would be larger than `max_record_bytes`. It is an Arrow IPC stream of exactly one row (`record_schema`) whose
 `measurements` is itself an IPC stream of one batch (`measurements_schema`).
 
 Invariants: measurements are in time order, ties in input order (files by name, then row); the parts of a probe follow
-each other in one shard; all records of a probe are in one split; `src_id` is the first 15 hex digits of MD5 of the
-address; bytes that Arrow pads buffers with are zero.
+each other in one shard; all records of a probe are in one split; `src_id` is the first 15 hex digits of the MD5 of
+the address; bytes that Arrow pads buffers with are zero.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import Config, by_content, execution_only, few
-from schemas.fields import ZSTD_LEVELS, max_reject_fraction_field, output_dir_field, workers_field
+from schemas.fields import (
+    ZSTD_LEVELS,
+    compression_level_field,
+    max_reject_fraction_field,
+    output_dir_field,
+    seed_field,
+    workers_field,
+)
 
 FLOW = "build-probe-rows"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
 FORMAT_VERSION = 1
 
 REPORT = "report.json"
-# Probe rows publish nothing beside `latest`.
+# Probe rows publish nothing besides `latest`.
 PUBLISHED: dict[str, str] = {}
 
 TRAIN, TEST = "train", "test"
@@ -36,9 +43,9 @@ SHARD_SUFFIX = ".arrayrecord"
 
 INPUT_COLUMNS = ("event_time", "src_addr", "dst_addr", "ip_version", "rtt")
 
-# Times from 1970 on, and such that the seconds between any two of them fit into 4 bytes (until 2106-02-07).
+# Times start in 1970 and end on 2106-02-07, so that the seconds between any two of them fit into 4 bytes.
 END_TIME_S = 2**32
-# A round trip is tokenized as microseconds of at most 32 bits; about 71 minutes.
+# A round trip is tokenized as at most 32 bits of microseconds: about 71 minutes.
 END_RTT_MS = 2**32 / 1000
 
 
@@ -61,7 +68,7 @@ PathText = Annotated[str, Field(min_length=1)]
 
 
 class BuildProbeRowsConfig(Config):
-    """Network measurements to one record per source probe, train and test divided by probe."""
+    """Turn network measurements into one record per source probe, split into train and test by probe."""
 
     model_config = ConfigDict(json_schema_extra=ZSTD_LEVELS)
 
@@ -73,39 +80,37 @@ class BuildProbeRowsConfig(Config):
         "not matter.",
     )
     output_dir: str = output_dir_field()
-    seed: int = Field(
-        42,
-        ge=-(2**63),
-        le=2**63 - 1,
-        title="Seed",
-        description="Part of every probe's hash: of its split and its place.",
+    seed: int = seed_field(
+        "Part of every probe's hash, which decides its split and its place.", least=-(2**63)
     )
     train_ratio: float = Field(
-        0.9, gt=0, le=1, title="Train ratio", description="Share of the probes in train; above 0, at most 1."
+        0.9,
+        gt=0,
+        le=1,
+        title="Train ratio",
+        description="Share of the probes in train; greater than 0, at most 1.",
     )
     split: ProbeSplit = Field(
         ProbeSplit.HASH,
         title="Split",
-        description="hash: by a hash of the probe, so both splits are alike; sorted: the first addresses in text "
-        "order are train, which can leave test without IPv6.",
+        description="hash: by a hash of the probe, so that both splits are alike; sorted: train gets the first "
+        "addresses in text order, which can leave test without IPv6.",
     )
     max_record_bytes: int = Field(
         8 * 1024 * 1024,
         ge=4096,
         le=1 << 30,
         title="Largest record",
-        description="Most bytes of one record's measurements; a probe with more is split evenly into parts.",
+        description="Largest size of one record's measurements in bytes; a larger probe is split evenly into parts.",
     )
     compression: RecordCompression = Field(
-        RecordCompression.ZSTD, title="Compression", description="Codec of the published files."
+        RecordCompression.ZSTD, title="Compression", description="Compression codec of the published files."
     )
-    compression_level: int = Field(
-        1, ge=1, le=22, title="Compression level", description="Level for zstd, 1 to 22."
-    )
+    compression_level: int = compression_level_field("Level for zstd (1-22).")
     deduplicate: bool = Field(
         False,
         title="Deduplicate",
-        description="Keep one of several measurements that are equal in all columns.",
+        description="Keep only one of several measurements that are equal in all columns.",
     )
     max_reject_fraction: float = max_reject_fraction_field()
     partitions: int | None = execution_only(
@@ -113,14 +118,14 @@ class BuildProbeRowsConfig(Config):
         ge=1,
         le=1_000_000,
         title="Partitions",
-        description="Portions the measurements are gathered in, one after the other; more need less memory. By "
-        "default as many as keep one at about a quarter of a million measurements. Never changes a record.",
+        description="Number of portions in which measurements are gathered, one after another; more portions need "
+        "less memory. By default each has about 250,000 measurements. Never changes a record.",
     )
     spill_dir: str | None = execution_only(
         None,
         min_length=1,
         title="Spill folder",
-        description="Folder for the sorted runs between the two passes, about 16 bytes a measurement; by default "
+        description="Folder for the sorted runs between the two passes, about 16 bytes per measurement; by default "
         "inside the output folder.",
     )
     alarms: RejectAlarms | None = alarms_field()
@@ -129,7 +134,7 @@ class BuildProbeRowsConfig(Config):
     @model_validator(mode="after")
     def _level_belongs_to_zstd(self) -> BuildProbeRowsConfig:
         if self.compression is not RecordCompression.ZSTD and self.compression_level != 1:
-            raise ValueError(f"{self.compression.value} has no levels; leave compression_level out")
+            raise ValueError(f"{self.compression.value} has no compression levels; omit compression_level")
         return self
 
     @property
@@ -144,7 +149,7 @@ class BuildProbeRowsConfig(Config):
 
 @cache
 def measurements_schema() -> Any:
-    """The Arrow schema of `measurements`: one row a measurement; a negative `rtt` (ms) is a failed one."""
+    """Return the Arrow schema of `measurements`: one row per measurement; a negative `rtt` (ms) is a failed one."""
     import pyarrow as pa
 
     return pa.schema(
@@ -159,7 +164,7 @@ def measurements_schema() -> Any:
 
 @cache
 def record_schema() -> Any:
-    """The Arrow schema of a record.
+    """Return the Arrow schema of a record.
 
     Times, span and count are the record's own; `part` counts from 0 to `n_parts - 1` over the records of a probe.
     """

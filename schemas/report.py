@@ -1,7 +1,7 @@
-"""What a run's report says, before anybody decides how it looks.
+"""What a run's report says, independent of how it is displayed.
 
 It is computed once and rendered twice: as a page in the run folder and as Prefect artifacts. All texts are plain and
-untrusted; whoever renders them escapes them.
+untrusted; the renderer escapes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a table's column; numbers are set to the right."""
+    """The head of a table column; numbers are aligned to the right."""
 
     name: str
     numeric: bool = False
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """One kind of bar of a chart: a value for each label of the chart, and the text written for it."""
+    """One kind of bar in a chart: a value for each label of the chart, and the text shown for it."""
 
     name: str
     values: tuple[float, ...]
@@ -47,12 +47,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, one or two for each label.
+    """A bar chart with one or two bars for each label.
 
     Attributes:
         caption: what the chart shows, as a sentence.
-        axis: what the labels are.
-        upright: a histogram, whose labels are in order; else one line a label.
+        axis: what the labels mean.
+        upright: draw a histogram, whose labels are in order; otherwise one line per label.
     """
 
     title: str
@@ -65,7 +65,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of text, and whether its tokens carry loss."""
+    """A stretch of text.
+
+    Attributes:
+        trained: whether its tokens carry loss.
+    """
 
     text: str
     trained: bool
@@ -90,10 +94,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Lineage:
-    """How outputs came about: layers of nodes from inputs to the run.
+    """How the outputs were produced: layers of nodes from the inputs to the run.
 
     Attributes:
-        edges: pairs of (layer, place), from and to.
+        edges: pairs of (layer, place): from, to.
     """
 
     layers: tuple[tuple[Node, ...], ...]
@@ -102,12 +106,12 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it, in the order it is read.
+    """The whole report, in reading order.
 
     Attributes:
-        subject: what was made of what, in a few words.
+        subject: what the run processed, in a few words.
         remarks: what the reader must know before the numbers.
-        drift: this run beside the last published one, if there is one.
+        drift: this run compared with the last published one, if there is one.
         links: label, and path relative to the run folder.
     """
 

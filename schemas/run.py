@@ -1,7 +1,7 @@
 """Records of a run: receipts, the row ledger and the manifest.
 
-A receipt is what a task returns and Prefect persists: the files it made, with size and digest, its ledger
-and its statistics. It never holds data, and its paths are relative to the output directory, so a moved
+A receipt is what a task returns and Prefect persists: the files it wrote, with size and digest, its ledger
+and its statistics. It never contains data, and its paths are relative to the output directory, so a moved
 output directory keeps every cached result.
 """
 
@@ -25,7 +25,7 @@ class Record(BaseModel):
 
 
 class FileRecord(Record):
-    """A file that exists whole: its path relative to the folder its owner names, its size and digest."""
+    """A complete file: its path relative to the folder its owner names, its size and digest."""
 
     path: str
     bytes: int = Field(ge=0)
@@ -71,7 +71,7 @@ class RowLedger(Record):
 
     @staticmethod
     def total(ledgers: Iterable[RowLedger]) -> RowLedger:
-        """The sum of ledgers over disjoint rows."""
+        """Add up ledgers over disjoint rows."""
         sums: dict[str, int] = {}
         rejected: dict[str, int] = {}
         for ledger in ledgers:
@@ -82,10 +82,14 @@ class RowLedger(Record):
         return RowLedger(**sums, rejected=dict(sorted(rejected.items())))
 
     def then(self, later: RowLedger) -> RowLedger:
-        """This stage followed by `later`, whose input is exactly the rows used here."""
+        """Combine this stage with `later`, whose input is exactly the rows used here.
+
+        Raises:
+            IntegrityError: `ledger`, the later stage received another number of rows.
+        """
         if later.rows_in != self.rows_used:
             raise IntegrityError(
-                f"a stage received {later.rows_in} rows and the one before it handed on {self.rows_used}",
+                f"a stage received {later.rows_in} rows, but the stage before it passed on {self.rows_used}",
                 code="ledger",
             )
         rejected = dict(self.rejected)
@@ -123,7 +127,7 @@ class InputRecord(Record):
 
 
 class RunManifest(Record):
-    """The last file written into a run folder: what is there, and what it was made from.
+    """The last file written to a run folder: what the run contains, and what it was made from.
 
     `outputs` are relative to the run folder. Only `environment` may differ between two runs of the same
     configuration over the same bytes.

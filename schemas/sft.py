@@ -2,8 +2,8 @@
 
 A packed shard has one row per bin:
 
-* `input_ids list<int32>`: the tokens of the bin's sequences, one after the other.
-* `loss_mask list<uint8>`: as long as `input_ids`, shifted left by one inside each sequence: entry `j` says
+* `input_ids list<int32>`: the tokens of the bin's sequences, one after another.
+* `loss_mask list<uint8>`: the same length as `input_ids`, shifted left by one inside each sequence: entry `j` says
   whether the *label* of position `j`, token `j + 1`, is trained. A sequence's last entry is 0.
 * `seq_start_id list<int32>`: where each sequence starts; first 0, strictly increasing.
 
@@ -23,14 +23,22 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
 from schemas.config import LARGEST, Config, by_content, few
-from schemas.fields import GZIP_LEVELS, max_reject_fraction_field, output_dir_field, workers_field
+from schemas.fields import (
+    GZIP_LEVELS,
+    compression_level_field,
+    max_reject_fraction_field,
+    output_dir_field,
+    seed_field,
+    template_field,
+    workers_field,
+)
 from schemas.sft_fields import Dialect, FieldMapping
 
 FLOW = "pack-sft"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
 FORMAT_VERSION = 1
 
-# What trainers open: names at the top of the output directory, and where they point.
+# What trainers open: names at the top of the output directory, and their targets.
 BLEND = "blend.json"
 SPLITS = "splits"
 PUBLISHED = {BLEND: "latest/blend.json", SPLITS: "latest/splits"}
@@ -44,7 +52,7 @@ METADATA_VOCABULARY = b"gristmill.vocabulary_size"
 # Letters, digits and "_", then also "." and "-", but never "..".
 DATASET_NAME = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.?$"
 SPLIT_NAMES = ("train", "valid", "test")
-# What a chat template is called with, conversation by conversation.
+# The arguments a chat template gets for each conversation.
 _RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -57,7 +65,7 @@ class TrainOn(StrEnum):
 
 
 class Order(StrEnum):
-    """How sequences are laid into bins."""
+    """How sequences are placed into bins."""
 
     SHUFFLED = "shuffled"
     DECREASING = "decreasing"
@@ -102,8 +110,8 @@ class DatasetConfig(Config):
         pattern=DATASET_NAME,
         max_length=100,
         title="Name",
-        description="Unique name of at most 100 characters; becomes a folder name, so letters, digits, '.', '_' and "
-        "'-' only, and no '..'.",
+        description="Unique name of at most 100 characters. It becomes a folder name: only letters, digits, "
+        "'.', '_' and '-' are allowed, and no '..'.",
     )
     path: str = by_content(
         ...,
@@ -112,20 +120,26 @@ class DatasetConfig(Config):
         description="A .jsonl, .jsonl.gz, .jsonl.zst or .parquet file, a folder of them, or a glob.",
     )
     weight: float = Field(
-        1.0, gt=0, le=1e9, title="Weight", description="Relative weight in blend.json; above 0, at most 1e9."
+        1.0,
+        gt=0,
+        le=1e9,
+        title="Weight",
+        description="Relative weight in blend.json; greater than 0, at most 1e9.",
     )
     dialect: Dialect = Field(
         Dialect.AUTO,
         title="Dialect",
-        description="How a row holds its conversation; auto decides row by row.",
+        description="Layout of the conversation in a row; auto decides row by row.",
     )
     fields: FieldMapping = Field(
-        default_factory=FieldMapping, title="Fields", description="Names of the fields, where they differ."
+        default_factory=FieldMapping,
+        title="Fields",
+        description="Names of the fields, if not the usual ones.",
     )
     where: dict[str, str | int | bool] = Field(
         default_factory=dict,
         title="Row filter",
-        description="Keep only rows whose field equals the value, or is a list that contains it.",
+        description="Keep only rows in which the field equals the value or is a list that contains it.",
     )
 
 
@@ -136,35 +150,32 @@ class TokenizerConfig(Config):
         ...,
         min_length=1,
         title="Tokenizer",
-        description="A local folder with tokenizer.json, or a hub id (give its revision).",
+        description="A local folder with tokenizer.json, or a hub id (which needs a revision).",
     )
     revision: str | None = by_content(
         None,
         min_length=1,
         title="Revision",
-        description="Commit or tag of a hub id; required for hub ids.",
+        description="Commit or tag of the hub id; required for hub ids.",
     )
-    chat_template: str | None = by_content(
-        None,
-        min_length=1,
-        title="Chat template",
-        description="A template file, or the template itself; empty means the tokenizer's own.",
+    chat_template: str | None = template_field(
+        None, "A template file, or the template itself. Leave empty to use the tokenizer's own."
     )
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
         title="Template variables",
-        description="Extra variables for the template, for example enable_thinking: false.",
+        description="Additional variables for the template, for example enable_thinking: false.",
     )
     date: datetime.date | None = Field(
         None,
         title="Template date",
-        description="What strftime_now returns in templates that print a date; without it the function is "
+        description="The date that strftime_now formats in templates that print one. Without it the function is "
         "undefined, because today's date would make every run different.",
     )
     escape_special_tokens: bool = Field(
         True,
         title="Escape special tokens",
-        description="Encode special tokens found inside message content as plain text.",
+        description="Encode special tokens inside message content as plain text.",
     )
 
     @field_validator("template_kwargs")
@@ -172,33 +183,35 @@ class TokenizerConfig(Config):
     def _plain_variables(cls, variables: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(_RENDER_ARGUMENTS & variables.keys())
         if taken:
-            raise ValueError(f"{', '.join(taken)} is set for every conversation and cannot be given here")
+            raise ValueError(f"{', '.join(taken)} is set for each conversation and cannot be set here")
         try:
             canonical_json(variables)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"only JSON values can be given here: {error}; put dates in quotes") from None
+            raise ValueError(f"only JSON values are allowed here: {error}; put dates in quotes") from None
         return variables
 
 
 class PackConfig(Config):
     """How sequences are packed into bins."""
 
-    size: int = Field(4096, ge=2, le=2**24, title="Pack size", description="Tokens a bin may hold.")
+    size: int = Field(
+        4096, ge=2, le=2**24, title="Pack size", description="Largest number of tokens in a bin."
+    )
     order: Order = Field(
         Order.SHUFFLED,
         title="Order",
-        description="shuffled mixes lengths in every bin; decreasing packs longest first.",
+        description="shuffled: mix lengths in every bin; decreasing: pack the longest sequences first.",
     )
     count: Count = Field(
         Count.RUNTIME,
         title="Count",
-        description="runtime counts a sequence as the trainer does, one token less than stored; "
-        "stored counts every stored token.",
+        description="runtime: count a sequence as the trainer does, one token less than stored; "
+        "stored: count every stored token.",
     )
     overflow: Overflow = Field(
         Overflow.TRUNCATE,
         title="Overflow",
-        description="What to do with a conversation longer than a bin: truncate, drop or split it.",
+        description="What to do with a conversation that is longer than a bin: truncate, drop or split it.",
     )
     pad_to_multiple: int = Field(
         1,
@@ -206,7 +219,7 @@ class PackConfig(Config):
         le=2**16,
         title="Pad to multiple",
         description="Pad each sequence with the end-of-sequence token until its runtime length is a "
-        "multiple of this; context parallelism needs 2 x its size.",
+        "multiple of this number; context parallelism needs twice its size.",
     )
 
     @model_validator(mode="after")
@@ -227,7 +240,7 @@ class StorageConfig(Config):
     format: StorageFormat = Field(
         StorageFormat.PARQUET,
         title="Format",
-        description="parquet; memmap, a folder of padded arrays for random access; npy, the legacy pickle format.",
+        description="parquet; memmap: a folder of padded arrays for random access; npy: the legacy pickle format.",
     )
     row_group_size: int = Field(
         64, ge=1, le=100_000, title="Row group size", description="Bins per Parquet row group."
@@ -235,26 +248,24 @@ class StorageConfig(Config):
     compression: Compression = Field(
         Compression.ZSTD, title="Compression", description="Parquet compression codec."
     )
-    compression_level: int = Field(
-        1, ge=1, le=22, title="Compression level", description="Level for zstd (1-22) and gzip (1-9)."
-    )
+    compression_level: int = compression_level_field("Level for zstd (1-22) and gzip (1-9).")
     shard_tokens: int = Field(
         2**26,
         ge=1,
         le=LARGEST,
         title="Shard tokens",
-        description="A shard is closed once it holds this many tokens.",
+        description="A shard is complete once it has this many tokens.",
     )
 
     @model_validator(mode="after")
     def _level_fits_codec(self) -> StorageConfig:
         if self.compression is Compression.GZIP and self.compression_level > 9:
-            raise ValueError(f"gzip has levels 1 to 9, not {self.compression_level}")
+            raise ValueError(f"gzip levels range from 1 to 9, not {self.compression_level}")
         return self
 
 
 class SplitsConfig(Config):
-    """Shares of the conversations; they add up to 1."""
+    """Shares of the conversations; they must add up to 1."""
 
     train: float = Field(0.98, gt=0, le=1, title="Train", description="Share of the training split.")
     valid: float = Field(0.01, ge=0, lt=1, title="Valid", description="Share of the validation split.")
@@ -265,12 +276,12 @@ class SplitsConfig(Config):
         total = self.train + self.valid + self.test
         if not math.isclose(total, 1.0, abs_tol=1e-9):
             raise ValueError(
-                f"train + valid + test must be 1, and {self.train} + {self.valid} + {self.test} is {total:g}"
+                f"train + valid + test must be 1, but {self.train} + {self.valid} + {self.test} is {total:g}"
             )
         return self
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Each split with a share above 0 as its half-open interval of [0, 1).
+        """Return the half-open interval of [0, 1) of each split with a share above 0.
 
         >>> SplitsConfig(train=0.75, valid=0.25, test=0).intervals()
         {'train': (0.0, 0.75), 'valid': (0.75, 1.0)}
@@ -288,12 +299,12 @@ class SplitsConfig(Config):
 
 
 class PackSftConfig(Config):
-    """Chat data to packed shards with exact loss masks."""
+    """Pack chat data into shards with exact loss masks."""
 
     output_dir: str = output_dir_field()
-    seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Seed of splits and packing.")
+    seed: int = seed_field("Decides the splits and the packing.")
     datasets: tuple[DatasetConfig, ...] = Field(
-        min_length=1, title="Data sets", description="The sources to pack, in the order of the blend."
+        min_length=1, title="Data sets", description="The sources to pack, in blend order."
     )
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description="Tokenizer and chat template.")
     train_on: TrainOn = Field(
@@ -311,7 +322,7 @@ class PackSftConfig(Config):
     deduplicate: bool = Field(
         False,
         title="Deduplicate",
-        description="Keep only the first of exactly equal conversations of a data set.",
+        description="Keep only the first of several identical conversations in a data set.",
     )
     max_reject_fraction: float = max_reject_fraction_field()
     alarms: PackAlarms | None = alarms_field()
@@ -330,10 +341,10 @@ class PackSftConfig(Config):
     def _names_are_unique(cls, datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
         seen: dict[str, int] = {}
         for position, dataset in enumerate(datasets):
-            # Names become folders, and some file systems do not tell upper from lower case.
+            # Names become folders, and some file systems ignore case.
             first = seen.setdefault(dataset.name.casefold(), position)
             if first != position:
                 raise ValueError(
-                    f"data set name {dataset.name!r} is used by datasets[{first}] and [{position}]"
+                    f"the data set name {dataset.name!r} is used by both datasets[{first}] and [{position}]"
                 )
         return datasets

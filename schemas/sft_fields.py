@@ -1,15 +1,16 @@
-"""How a chat row is laid out: the dialect, and the names of its fields when they are not the usual ones."""
+"""The layout of a chat row: its dialect, and the names of its fields if they are not the usual ones."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from schemas.config import Config
+from schemas.fields import text_field
 
-# A chat template sees only these; `function` is the older name of `tool`.
+# A chat template sees only these; `function` is the former name of `tool`.
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -24,75 +25,48 @@ class Dialect(StrEnum):
     PROMPT_COMPLETION = "prompt_completion"
 
 
+def _key(name: str, description: str) -> Any:
+    """Declare the name of a key; by default it is the field's own."""
+    return text_field(name, name.capitalize(), description)
+
+
 class FieldMapping(Config):
     """Names of the keys of a row and of a message. A field left at its default follows the dialect."""
 
-    messages: str = Field(
-        "messages",
-        min_length=1,
-        title="Messages",
-        description="Key of the list of messages. Left at `messages`, ShareGPT rows use `conversations`.",
+    messages: str = _key(
+        "messages", "Key of the list of messages. If left at `messages`, ShareGPT rows use `conversations`."
     )
-    tools: str = Field(
-        "tools",
-        min_length=1,
-        title="Tools",
-        description="Key of the tool definitions: a list, or a JSON string holding one. May be absent.",
+    tools: str = _key(
+        "tools", "Key of the tool definitions: a list, or a JSON string that contains one. May be missing."
     )
-    role: str = Field(
-        "role",
-        min_length=1,
-        title="Role",
-        description="Key of a message's role. Left at `role`, ShareGPT messages use `from`.",
+    role: str = _key("role", "Key of a message's role. If left at `role`, ShareGPT messages use `from`.")
+    content: str = _key(
+        "content", "Key of a message's text. If left at `content`, ShareGPT messages use `value`."
     )
-    content: str = Field(
-        "content",
-        min_length=1,
-        title="Content",
-        description="Key of a message's text. Left at `content`, ShareGPT messages use `value`.",
-    )
-    system: str = Field(
+    system: str = _key(
         "system",
-        min_length=1,
-        title="System",
-        description="Key of the system prompt beside the conversation, in ShareGPT and Alpaca rows. "
-        "May be absent.",
+        "Key of the system prompt next to the conversation, in ShareGPT and Alpaca rows. May be missing.",
     )
-    instruction: str = Field(
-        "instruction", min_length=1, title="Instruction", description="Key of the instruction in Alpaca rows."
-    )
-    input: str = Field(
+    instruction: str = _key("instruction", "Key of the instruction in Alpaca rows.")
+    input: str = _key(
         "input",
-        min_length=1,
-        title="Input",
-        description="Key of the input that Alpaca rows add to the instruction after an empty line. "
-        "May be absent or empty.",
+        "Key of the input that Alpaca rows add to the instruction after an empty line. May be missing or empty.",
     )
-    output: str = Field(
-        "output", min_length=1, title="Output", description="Key of the answer in Alpaca rows."
-    )
-    prompt: str = Field(
-        "prompt",
-        min_length=1,
-        title="Prompt",
-        description="Key of the prompt in prompt/completion rows: a text or a list of messages.",
-    )
-    completion: str = Field(
-        "completion",
-        min_length=1,
-        title="Completion",
-        description="Key of the completion in prompt/completion rows: a text or a list of messages.",
+    output: str = _key("output", "Key of the answer in Alpaca rows.")
+    prompt: str = _key("prompt", "Key of the prompt in prompt/completion rows: text or a list of messages.")
+    completion: str = _key(
+        "completion", "Key of the completion in prompt/completion rows: text or a list of messages."
     )
     group: str | None = Field(
         None,
         min_length=1,
         title="Group",
-        description="Key whose value keeps rows together when splits are made: rows of one group go to the "
-        "same split. Empty: every conversation stands for itself.",
+        description="Key whose value keeps rows together in splits: all rows of a group go to the same split. Leave "
+        "empty to assign each conversation on its own.",
     )
     roles: dict[str, Role] = Field(
         default_factory=dict,
         title="Roles",
-        description="Further role names and what they stand for, such as {Customer: user, Agent: assistant}; "
-        f"allowed: {', '.join(ROLES)}. They win over the dialect's own names.",
+        description="Additional role names and the roles they stand for, such as {Customer: user, Agent: assistant}; "
+        f"allowed roles: {', '.join(ROLES)}. They take precedence over the dialect's own names.",
     )

@@ -24,7 +24,7 @@ MEMMAP_FORMAT = "memmap_padded_v1"
 
 
 class MemmapManifest(BaseModel):
-    """`manifest.json` of a memmap shard. Further keys are kept; ours hold what Parquet's metadata says."""
+    """`manifest.json` of a memmap shard. Other keys are kept; ours mirror the Parquet metadata."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -39,7 +39,7 @@ class MemmapManifest(BaseModel):
     bins_written: int = Field(ge=0)
 
     def arrays(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-        """dtype and shape of each array, by name; `None` where the manifest does not say."""
+        """Return dtype and shape of each array, by name; `None` where the manifest does not say."""
         return {
             "input_ids": ("<i4", (self.num_bins, self.row_width)),
             "loss_mask": ("|u1", (self.num_bins, self.row_width)),
@@ -49,6 +49,7 @@ class MemmapManifest(BaseModel):
         }
 
     def other_keys(self) -> dict[str, Any]:
+        """Return the keys that are not fields of this model."""
         return dict(self.model_extra or {})
 
 

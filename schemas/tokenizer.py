@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 
 from schemas.alarms import RejectAlarms, alarms_field
 from schemas.config import LARGEST, Config, by_content
-from schemas.fields import max_reject_fraction_field, output_dir_field, workers_field
+from schemas.fields import (
+    max_reject_fraction_field,
+    output_dir_field,
+    seed_field,
+    template_field,
+    text_field,
+    workers_field,
+)
 
 FLOW = "train-tokenizer"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
@@ -17,7 +24,7 @@ FORMAT_VERSION = 1
 
 TOKENIZER = "tokenizer"
 REPORT = "report.json"
-# What pack-sft's tokenizer.path names.
+# The path to set as pack-sft's tokenizer.path.
 PUBLISHED = {TOKENIZER: f"latest/{TOKENIZER}"}
 
 END_OF_TEXT = "<|endoftext|>"
@@ -40,20 +47,28 @@ _BYTES = 256
 
 
 class TrainTokenizerConfig(Config):
-    """A byte-level BPE tokenizer trained on a sample."""
+    """Train a byte-level BPE tokenizer on a sample."""
 
     output_dir: str = output_dir_field()
     sample: str = by_content(
         ...,
         min_length=1,
         title="Sample",
-        description="A run or output folder of sample-corpus, or any folder of Parquet files with a column text.",
+        description="A run or output folder of sample-corpus, or any folder of Parquet files with a text column.",
     )
     vocabulary_size: int = Field(
-        64_000, ge=_BYTES, le=2**24, title="Vocabulary size", description="Bytes and special tokens included."
+        64_000,
+        ge=_BYTES,
+        le=2**24,
+        title="Vocabulary size",
+        description="Tokens, including bytes and special tokens.",
     )
     min_frequency: int = Field(
-        2, ge=1, le=LARGEST, title="Smallest frequency", description="Pairs seen less often are not merged."
+        2,
+        ge=1,
+        le=LARGEST,
+        title="Minimum frequency",
+        description="Pairs that occur less often are not merged.",
     )
     special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (END_OF_TEXT, TURN_START, TURN_END),
@@ -62,22 +77,17 @@ class TrainTokenizerConfig(Config):
         description="They get the first ids, in this order.",
         json_schema_extra={"uniqueItems": True},
     )
-    eos_token: str = Field(
-        TURN_END, min_length=1, title="End of sequence", description="One of the special tokens."
-    )
-    pad_token: str = Field(
-        END_OF_TEXT, min_length=1, title="Padding", description="One of the special tokens."
-    )
-    chat_template: str = by_content(
-        CHAT_TEMPLATE,
-        min_length=1,
-        title="Chat template",
-        description="A template file, or the template itself.",
-    )
+    eos_token: str = text_field(TURN_END, "End of sequence", "One of the special tokens.")
+    pad_token: str = text_field(END_OF_TEXT, "Padding", "One of the special tokens.")
+    chat_template: str = template_field(CHAT_TEMPLATE, "A template file, or the template itself.")
     held_out: float = Field(
-        0.01, ge=0, lt=1, title="Held out", description="Share of rows kept from training, to measure on."
+        0.01,
+        ge=0,
+        lt=1,
+        title="Held out",
+        description="Share of rows held back from training for measurement.",
     )
-    seed: int = Field(42, ge=0, le=2**63 - 1, title="Seed", description="Decides which rows are held out.")
+    seed: int = seed_field("Decides which rows are held out.")
     max_reject_fraction: float = max_reject_fraction_field()
     alarms: RejectAlarms | None = alarms_field()
     workers: int = workers_field()
@@ -96,6 +106,6 @@ class TrainTokenizerConfig(Config):
                 raise ValueError(f"{field} {token!r} must be one of special_tokens {list(tokens)}")
         if self.vocabulary_size < _BYTES + len(tokens):
             raise ValueError(
-                f"a vocabulary of {self.vocabulary_size} cannot hold {_BYTES} bytes and {len(tokens)} special tokens"
+                f"a vocabulary of {self.vocabulary_size} is below {_BYTES} bytes plus {len(tokens)} special tokens"
             )
         return self

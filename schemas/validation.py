@@ -1,4 +1,4 @@
-"""Validation: its configuration."""
+"""Configuration of validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.config import Config
 FLOW = "validate"
 
 
-# A plain choice, not an enum: the schema of a field that refers to an enum loses the field's title.
+# A literal rather than an enum: the schema of a field that refers to an enum loses the field's title.
 Level = Literal["quick", "full"]
 
 
@@ -22,14 +22,14 @@ class ValidateConfig(Config):
     path: str = Field(
         min_length=1,
         title="Path",
-        description="A run, an output folder (its latest run), a tokenizer, reject files, a folder of shards, or one "
-        "shard; made by Gristmill or by another tool.",
+        description="A run, an output folder (its latest run), a tokenizer, reject files, a folder of shards, or a "
+        "single shard, from Gristmill or another tool.",
     )
     level: Level = Field(
         "full",
         title="Level",
-        description="quick looks at the sizes, links and ledger of a run; full also reads every row and "
-        "recomputes checksums. Loose files are always read.",
+        description="quick: check the sizes, links and ledger of a run; full: also read every row and "
+        "recompute checksums. Loose files are always read.",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""What validation found."""
+"""The result of validation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Fault(Record):
         where: the file, or `file:row` with the 0-based row.
         rule: stable name of the invariant.
         detail: the value found and what is allowed.
-        level: `error`, or `warning` for files another tool wrote where the rule is only ours.
-        count: how many rows of this file break the rule; `where` names the first.
+        level: `error`, or `warning` if another tool wrote the file and the rule is only ours.
+        count: rows of this file that break the rule; `where` names the first.
     """
 
     where: str
@@ -46,7 +46,11 @@ class Verdict(Record):
         return not self.errors
 
     def raise_if_bad(self) -> None:
-        """Raise `IntegrityError` naming the first error, if there is one."""
+        """Fail if there is an error.
+
+        Raises:
+            IntegrityError: names the first error, and how many more there are.
+        """
         if self.ok:
             return
         first = self.errors[0]

@@ -1,1 +1,1 @@
-"""Chat data to packed shards: rendering, loss masks, packing, writing, validation."""
+"""Pack chat data into shards: rendering, loss masks, packing, writing, validation."""

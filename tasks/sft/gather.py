@@ -1,4 +1,4 @@
-"""Gather packed bins from the token spools, as a pack plan says."""
+"""Gather packed bins from the token spools, following a pack plan."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def gather(
 ) -> Bins:
     """Copy the sequences of bins `[first_bin, end_bin)` out of the spools.
 
-    One copy per sequence: a gather by token index moves 8 bytes of index for each token and was 5x slower.
-    Pages of the spools are given back on the way: each sequence makes the 64 KiB around it resident, so one
-    block touches nearly all of a corpus, and the peak would grow with it.
+    Each sequence is one copy: gathering by token index moves 8 bytes of index per token and was 5x slower.
+    Pages of the spools are released along the way: each sequence makes the 64 KiB around it resident, so one
+    block touches nearly all of a corpus, and peak memory would grow with the corpus.
 
     Args:
         multiple: pad each sequence until its runtime length is a multiple of this; 1 pads nothing.
         pad_id: the padding token.
     """
+    # Lay out the block first: lengths after padding say where each sequence begins, before anything is copied.
     low, high = int(plan.bin_offsets[first_bin]), int(plan.bin_offsets[end_bin])
     items = plan.bin_items[low:high]
     length = plan.item_length[items].astype(np.int64)
@@ -54,22 +55,23 @@ def gather(
     begins = offsets[:-1]
     seq_starts = begins - np.repeat(token_offsets[:-1], np.diff(seq_offsets))
 
+    # Filled with padding up front, so that only real tokens are copied.
     input_ids = np.full(int(stored.sum()), pad_id, np.int32)
     loss_mask = np.zeros(len(input_ids), np.uint8)
     source = plan.item_spool[items]
-    # In the order of the spools, so that no more than a part of one is resident.
+    # Copy in spool order, so that only part of one spool is resident at a time.
     by_place = np.lexsort((start, source))
     for some in _runs(by_place, source):
         spool = spools[source[some[0]]]
         _copy(spool, start[some], length[some], begins[some], input_ids, loss_mask)
         spool.release_pages()
-    # A sequence cut short has no label for its last token any more.
+    # The last token of a truncated sequence no longer has a label.
     loss_mask[begins + length - 1] = 0
     return Bins(input_ids, loss_mask, token_offsets, seq_starts.astype(np.int32), seq_offsets)
 
 
 def _runs(by_place: NDArray[np.int64], source: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-    """`by_place` cut where the spool changes, and into runs of at most 1024 sequences."""
+    """Cut `by_place` where the spool changes, and into runs of at most 1024 sequences."""
     if not len(by_place):
         return []
     changes = np.flatnonzero(np.diff(source[by_place])) + 1

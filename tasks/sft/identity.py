@@ -1,4 +1,4 @@
-"""What a pack-sft run is: its inputs by content, and the hash that follows. Cheap to import and to compute."""
+"""The identity of a pack-sft run: its inputs by content, and its hash. Cheap to import and to compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DatasetSource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class PackIdentity(Identity[DatasetSource]):
-    """See `Identity`; `tokenizer` is where it lies, its digest and template."""
+    """See `Identity`; `tokenizer` has the tokenizer's location, digest and template."""
 
     tokenizer: TokenizerSource
 
@@ -33,7 +33,7 @@ def identify(config: PackSftConfig) -> PackIdentity:
     """Resolve, fingerprint and hash everything `config` names.
 
     Raises:
-        ConfigError: a path, the tokenizer or the template is missing, or an input is what runs made.
+        ConfigError: a path, the tokenizer or the template is missing, or an input is the output of a run.
         InputError: an input cannot be read.
     """
     tokenizer = find_tokenizer(config.tokenizer)
@@ -56,7 +56,7 @@ def identify(config: PackSftConfig) -> PackIdentity:
 
 
 def tokenizer_fields(source: TokenizerSource) -> dict[str, Any]:
-    """What of a tokenizer enters hashes: its digest, and the template given beside it."""
+    """Return the parts of a tokenizer that enter hashes: its digest, and the configured template."""
     template = source.chat_template
     return {
         "digest": source.digest,

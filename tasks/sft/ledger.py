@@ -1,4 +1,4 @@
-"""Where the rows of a packing run went, and whether enough is left."""
+"""Account for the rows of a packing run, and check that enough of them are left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tasks.sft.stages import SplitPlan
 
 
 def dataset_ledgers(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> dict[str, RowLedger]:
-    """The ledger of every data set after tokenizing, by name.
+    """Return the ledger of each data set after tokenizing, by name.
 
     Raises:
-        InputError: a data set has no rows, or none is left.
+        InputError: a data set has no rows, or none are left.
         IntegrityError: `reject_limit`.
     """
     ledgers = {}
@@ -41,11 +41,11 @@ def run_ledger(
     plans: Sequence[SplitPlan],
     planned: Sequence[Receipt],
 ) -> RowLedger:
-    """The ledger of the whole run: tokenizing followed by packing, data set by data set.
+    """Return the ledger of the whole run: tokenizing followed by packing, for each data set.
 
     Raises:
-        IntegrityError: the splits together do not hold exactly the rows that were tokenized; or `reject_limit`,
-            when what packing left out brings a data set over the limit.
+        IntegrityError: the splits together do not have exactly the rows that were tokenized; or `reject_limit`,
+            if the rows that packing left out put a data set over the limit.
     """
     total = []
     for name, ledger in tokenized.items():
@@ -62,15 +62,15 @@ def run_ledger(
 
 
 def check_splits(packed: Sequence[PackedSplit]) -> None:
-    """Fail when nothing is left to train on.
+    """Fail if there is nothing to train on.
 
     Raises:
         IntegrityError: `empty_train`.
     """
     if not any(entry.split == "train" for entry in packed):
         raise IntegrityError(
-            "the train split is empty: every conversation fell into another split or was left out; use more "
-            "data, or a larger splits.train",
+            "the train split is empty: all conversations fell into other splits or were left out; use more "
+            "data or increase splits.train",
             code="empty_train",
             where="splits.train",
         )

@@ -1,16 +1,16 @@
 """The pack plan of one data set and split: which sequences fill which bin of which shard.
 
-The plan is a few arrays in its stage folder; shards are written from it in any order by any number of workers:
+The plan is a few arrays in its stage folder. Any number of workers can write shards from it, in any order:
 
 ==================  ====================  ========================================================
 file                content               meaning
 ==================  ====================  ========================================================
-`item_spool.npy`    int32[items]          index of the spool a sequence lies in
+`item_spool.npy`    int32[items]          index of the spool that has the sequence
 `item_start.npy`    int64[items]          its first token in that spool
 `item_length.npy`   int32[items]          stored tokens taken from the spool, padding excluded
 `bin_offsets.npy`   int64[bins + 1]       CSR over `bin_items`
-`bin_items.npy`     int64[items]          item numbers, bin by bin
-`shard_bins.npy`    int64[shards + 1]     which bins a shard holds
+`bin_items.npy`     int64[items]          item numbers, grouped by bin
+`shard_bins.npy`    int64[shards + 1]     the bins of each shard
 ==================  ====================  ========================================================
 """
 
@@ -62,7 +62,7 @@ class PlanJob(Job):
 
 @dataclass
 class _Items:
-    """Sequences to pack: int32[n], int64[n], int64[n]."""
+    """The sequences to pack: int32[n], int64[n], int64[n]."""
 
     spool: NDArray[np.int32]
     start: NDArray[np.int64]
@@ -70,7 +70,7 @@ class _Items:
 
 
 def longest_stored(pack_config: PackConfig) -> int:
-    """The longest sequence, in stored tokens, that fits a bin, padding included.
+    """Return the length of the longest sequence that fits a bin, in stored tokens including padding.
 
     >>> longest_stored(PackConfig(size=4096)), longest_stored(PackConfig(size=4096, count="stored"))
     (4097, 4096)
@@ -81,7 +81,7 @@ def longest_stored(pack_config: PackConfig) -> int:
 
 
 def padded_length(lengths: NDArray[np.int64], multiple: int) -> NDArray[np.int64]:
-    """Stored lengths after padding the runtime length, L - 1, up to a multiple.
+    """Compute stored lengths after padding the runtime length, L - 1, up to a multiple.
 
     >>> padded_length(np.array([2, 9, 10]), 8).tolist()
     [9, 9, 17]
@@ -90,7 +90,7 @@ def padded_length(lengths: NDArray[np.int64], multiple: int) -> NDArray[np.int64
 
 
 def plan_packs(job: PlanJob) -> Receipt:
-    """Choose the split's sequences, pack them, cut the bins into shards.
+    """Choose the split's sequences, pack them, and cut the bins into shards.
 
     Raises:
         IntegrityError: spool files disagree with each other.
@@ -116,7 +116,7 @@ def plan_packs(job: PlanJob) -> Receipt:
 def _select(
     job: PlanJob, spools: Sequence[Spool], rejects: RejectWriter
 ) -> tuple[_Items, RowLedger, dict[str, int]]:
-    """The sequences of this split after deduplication and the overflow rule, and where its rows went."""
+    """Choose the sequences of this split by deduplication and the overflow rule, and account for its rows."""
     digests = np.concatenate([spool.row_digest for spool in spools])
     duplicate = repeated(*digests.T) if job.deduplicate else np.zeros(len(digests), dtype=bool)
     chosen: list[_Items] = []
@@ -181,10 +181,10 @@ def _cut(
     longest: int,
     overflow: Overflow,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
-    """Long sequences cut down to `longest`, or into chunks; the last array says which pieces were cut.
+    """Truncate long sequences to `longest`, or split them into chunks; the last array marks what was cut.
 
-    Chunks overlap by one token: its label is the first one the next chunk cannot train, so with the overlap
-    every label is trained exactly once.
+    Chunks overlap by one token: a chunk cannot train the label of its own first token, so without the overlap
+    that label would be lost; with it every label is trained exactly once.
     """
     if overflow is Overflow.TRUNCATE:
         return start, np.minimum(length, longest), row, over
@@ -199,7 +199,7 @@ def _cut(
 def _has_trained(spool: Spool, start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.bool_]:
     mask = spool.loss_mask
     pairs = zip(start.tolist(), length.tolist(), strict=True)
-    # The last entry of a cut sequence has no label and will be set to 0.
+    # The last entry of a cut sequence has no label; gathering sets it to 0.
     return np.fromiter((mask[s : s + n - 1].any() for s, n in pairs), dtype=bool, count=len(start))
 
 
@@ -208,7 +208,7 @@ def _pack(job: PlanJob, items: _Items) -> tuple[dict[str, NDArray[Any]], dict[st
     stored = padded_length(items.length, config.pad_to_multiple)
     runtime = stored - 1
     cost = runtime if config.count is Count.RUNTIME else stored
-    # The stage hash holds seed and content: every split of every data set draws from its own stream.
+    # The stage hash depends on seed and content: each split of each data set draws from its own stream.
     packing = pack(cost, config.size, order=config.order.value, seed=int(job.stage, 16))
     bin_items = packing.bin_items.astype(np.int64)
     per_bin = np.diff(packing.bin_offsets)
@@ -249,7 +249,7 @@ def _bin_sums(
 
 
 def _shards(bin_tokens: NDArray[np.int64], shard_tokens: int) -> NDArray[np.int64]:
-    """Cut bins into shards; a shard is closed by the bin that brings it to `shard_tokens`.
+    """Cut bins into shards; the bin that brings a shard to `shard_tokens` is its last.
 
     >>> _shards(np.array([5, 5, 5, 5, 5]), 10).tolist()
     [0, 2, 4, 5]

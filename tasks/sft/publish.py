@@ -1,4 +1,4 @@
-"""From stage files to a published run: links under their names, blend.json, pack metadata, manifest."""
+"""Turn stage files into a published run: named links, blend.json, pack metadata, manifest."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _METADATA_KEYS = (
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """What one data set has in one split.
+    """The packed part of one data set in one split.
 
     Attributes:
-        dataset: its name; `weight` its weight in the blend; `pack_hash` names its folder.
+        dataset: name of the data set; `weight` is its weight in the blend, `pack_hash` names its folder.
         split: `train`, `valid` or `test`.
-        plan: the plan's receipt; `shards` the write receipts in shard order.
+        plan: the plan's receipt; `shards` are the write receipts, in shard order.
     """
 
     dataset: str
@@ -46,7 +46,7 @@ class PackedSplit:
         return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
 
     def files(self) -> dict[str, list[FileRecord]]:
-        """The files of each shard, by its path relative to the output directory, in shard order."""
+        """Group the files by shard path, relative to the output directory, in shard order."""
         found: dict[str, list[FileRecord]] = {}
         for receipt in self.shards:
             for record in receipt.files:
@@ -58,7 +58,7 @@ class PackedSplit:
 def packed_splits(
     plans: Sequence[SplitPlan], planned: Sequence[Receipt], written: Sequence[Sequence[Receipt]]
 ) -> tuple[PackedSplit, ...]:
-    """What the plans became, for publishing; those without a bin are left out."""
+    """Join plans and written shards for publishing; plans without bins are left out."""
     return tuple(
         PackedSplit(
             plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, receipt, tuple(shards)
@@ -77,7 +77,7 @@ class _View(NamedTuple):
 
 
 def _view(packed: Sequence[PackedSplit]) -> _View:
-    """Names for every shard, blend.json and the pack metadata.
+    """Name every shard, and build blend.json and the pack metadata.
 
     Args:
         packed: every data set and split with at least one bin, splits and data sets in configuration order.
@@ -127,7 +127,7 @@ class PackedRun:
 
 
 def contents(run: PackedRun) -> Contents:
-    """The run as it is to be published."""
+    """Return everything the published run contains."""
     view = _view(run.packed)
     return Contents(
         links={**view.links, **_reject_links(run)},
@@ -164,7 +164,7 @@ def _lineage(run: PackedRun) -> dict[str, str]:
 
 
 def run_statistics(packed: Sequence[PackedSplit]) -> dict[str, Any]:
-    """Totals of the run, and what each data set has in each split."""
+    """Compute totals of the run, and statistics of each data set in each split."""
     splits: dict[str, dict[str, Any]] = {}
     totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0, "padding_tokens": 0}
     for entry in packed:

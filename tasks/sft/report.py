@@ -1,4 +1,4 @@
-"""What the report of a packing run shows: how full its bins are, how long its sequences, and a few of them."""
+"""The report of a packing run: fill of the bins, lengths of the sequences, and a few samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, passages
 
-# What of the published bins is shown.
+# How much of the published bins is shown.
 _SAMPLED_BINS = 3
 _SHOWN_SEQUENCES = 3
 _SHOWN_TOKENS = 400
 
-# Sequences looked at in one go, about 50 MB of temporary arrays.
+# Sequences processed at a time: about 50 MB of temporary arrays.
 _BLOCK_ITEMS = 1 << 20
 
 
@@ -46,6 +46,7 @@ class PackReport:
         return f"{names} · {self.run.config.pack.size}"
 
     def facts(self) -> tuple[Fact, ...]:
+        """Return the headline numbers."""
         statistics = run_statistics(self.run.packed)
         ledger = self.run.ledger
         tokens, trained = statistics["tokens"], statistics["trained_tokens"]
@@ -61,6 +62,7 @@ class PackReport:
         )
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the table of splits and data sets."""
         columns = ("sequences", "bins", "filled", "tokens", "trained", "longest", "cut or dropped")
         rows = [
             (split, name, *_split_row(counts))
@@ -71,8 +73,9 @@ class PackReport:
         return (Table("Splits", head, tuple(rows)),)
 
     def charts(self) -> tuple[Chart, ...]:
+        """Draw sequence lengths and the fill of the bins."""
         root, pack = Path(self.run.config.output_dir), self.run.config.pack
-        # What the plans call longest is a runtime length, one less than stored.
+        # The plans give the longest runtime length, one less than stored.
         longest = max(int(entry.plan.statistics["dataset_max_seqlen"]) + 1 for entry in self.run.packed)
         lengths = np.zeros(longest + 1, np.int64)
         fills = []
@@ -83,14 +86,14 @@ class PackReport:
         return (
             histogram(
                 "Sequence lengths",
-                "Sequences by their length in tokens, after truncation or splitting.",
+                "Sequences by length in tokens, after truncation or splitting.",
                 "tokens",
                 "sequences",
                 even_classes(lengths),
             ),
             histogram(
                 "Fill of the bins",
-                "Bins by the share of the pack size that they hold; classes grow finer towards full.",
+                "Bins by filled share of the pack size; the classes get finer towards full.",
                 "filled, from",
                 "bins",
                 fill_classes(np.concatenate(fills)),
@@ -98,6 +101,7 @@ class PackReport:
         )
 
     def samples(self) -> tuple[Sample, ...]:
+        """Decode the first bins of the train split."""
         decode = load_decoder(Path(self.tokenizer_folder))
         train = [entry for entry in self.run.packed if entry.split == "train"]
         each = max(1, _SAMPLED_BINS // len(train))
@@ -110,7 +114,7 @@ class PackReport:
 
 
 def _sample(title: str, one: RawBins, decode: Decode) -> Sample:
-    """The first sequences of a bin, the first tokens of each."""
+    """Show the first sequences of a bin, and the first tokens of each."""
     bounds = [*one.starts.tolist(), len(one.ids)]
     sequences = []
     shown = 0
@@ -120,7 +124,7 @@ def _sample(title: str, one: RawBins, decode: Decode) -> Sample:
         sequences.append(passages(one.ids[start:stop], one.mask[start:stop], decode))
     note = (
         f"{count(len(sequences))} of {counted(len(one.starts), 'sequence')}, {count(shown)} of "
-        f"{counted(len(one.ids), 'token')}; {counted(int(one.mask.sum()), 'token')} of the bin carry loss"
+        f"{counted(len(one.ids), 'token')}; {counted(int(one.mask.sum()), 'token')} in the bin carry loss"
     )
     return Sample(title, tuple(sequences), note)
 
@@ -139,7 +143,7 @@ def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def length_counts(plan: PackPlan, end: int) -> NDArray[np.int64]:
-    """int64[end]: how many sequences have each stored length below `end`, padding excluded."""
+    """Count the sequences of each stored length below `end`, padding excluded: int64[end]."""
     counts = np.zeros(end, np.int64)
     for start in range(0, len(plan.item_length), _BLOCK_ITEMS):
         counts += np.bincount(plan.item_length[start : start + _BLOCK_ITEMS], minlength=end)
@@ -147,7 +151,7 @@ def length_counts(plan: PackPlan, end: int) -> NDArray[np.int64]:
 
 
 def bin_fills(plan: PackPlan, pack: PackConfig) -> NDArray[np.float64]:
-    """float64[bins]: the share of the pack size that each bin holds, counted as `pack.count` does."""
+    """Compute the filled share of each bin, counting as `pack.count` does: float64[bins]."""
     lengths = plan.item_length
     num_bins = len(plan.bin_offsets) - 1
     step = max(1, _BLOCK_ITEMS * num_bins // max(len(lengths), 1))

@@ -1,6 +1,6 @@
 """Splits by hash: a conversation's split depends on its own group and the seed, never on its position.
 
-Equal conversations, in whatever data set, fall into the same split, so none leaks from train into test.
+Equal conversations fall into the same split, even across data sets, so none leaks from train into test.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 def unit_hash(groups: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each group digest, uniform and independent for different seeds.
+    """Map each group digest to a number in [0, 1), uniformly and independently for different seeds.
 
-    The finaliser of SplitMix64 (Steele, Lea, Flood 2014) over the digest xor the mixed seed; the upper 53 bits
-    become the fraction.
+    This is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) over the digest xor the mixed seed; the upper
+    53 bits become the fraction.
 
     Args:
         groups: uint64[n] digests.
@@ -27,7 +27,7 @@ def unit_hash(groups: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
 
 
 def in_split(groups: NDArray[np.uint64], seed: int, low: float, high: float) -> NDArray[np.bool_]:
-    """Which groups fall into the split that owns `[low, high)`."""
+    """Mark the groups that fall into the split of `[low, high)`."""
     share = unit_hash(groups, seed)
     return (share >= low) & (share < high)
 

@@ -1,11 +1,11 @@
-"""The token spool: what tokenizing leaves for every packing, memory-mapped and bounded in memory.
+"""The token spool: tokenized sequences for any packing, memory-mapped and bounded in memory.
 
-A spool is a set of little-endian files in its stage folder, sequences in input order:
+A spool is a set of little-endian files in its stage folder, with sequences in input order:
 
 =================  =======================  =====================================================
 file               content                  meaning
 =================  =======================  =====================================================
-`tokens.i32`       int32[tokens]            all sequences, one after the other
+`tokens.i32`       int32[tokens]            all sequences, one after another
 `loss_mask.u8`     uint8[tokens]            shifted: entry j says whether token j + 1 is trained
 `offsets.npy`      int64[sequences + 1]     where each sequence starts in the two files above
 `seq_row.npy`      int32[sequences]         which row each sequence came from; non-decreasing
@@ -15,7 +15,7 @@ file               content                  meaning
 `row_group.npy`    uint64[rows]             digest of what decides the split
 =================  =======================  =====================================================
 
-The split, the pack size and everything after are no business of the spool, so changing them re-uses it.
+The spool does not depend on the split, the pack size or anything later, so changing those reuses it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ARRAYS = ("offsets", "seq_row", "row_file", "row_number", "row_digest", "row_gr
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a batch of rows came from; see the module's table for shapes and dtypes."""
+    """The origin of a batch of rows; see the module's table for shapes and dtypes."""
 
     file: NDArray[np.int32]
     number: NDArray[np.int64]
@@ -87,7 +87,7 @@ class SpoolWriter:
         self._num_rows += len(rows.number)
 
     def finish(self, root: Path) -> list[FileRecord]:
-        """Commit every file; returns their records relative to `root`."""
+        """Commit every file, and return their records relative to `root`."""
         self._stack.close()
         lengths = _concatenate(self._lengths, np.int64)
         arrays = {
@@ -119,6 +119,9 @@ class Spool:
     Attributes:
         offsets, seq_row, row_file, row_number, row_digest, row_group: as in the module's table.
         tokens: int32[tokens], loss_mask: uint8[tokens]; memory-mapped.
+
+    Raises:
+        IntegrityError: `broken_spool`, the files disagree about the number of tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +134,7 @@ class Spool:
         if not len(self.tokens) == len(self.loss_mask) == int(self.offsets[-1]):
             raise IntegrityError(
                 f"spool files disagree: {len(self.tokens)} tokens, {len(self.loss_mask)} mask entries, "
-                f"{int(self.offsets[-1])} by offsets; remove the stage folder and run again",
+                f"{int(self.offsets[-1])} according to the offsets; delete the stage folder and run again",
                 code="broken_spool",
                 where=str(folder),
             )
@@ -144,7 +147,7 @@ class Spool:
         return np.frombuffer(mapped, dtype=dtype)
 
     def release_pages(self) -> None:
-        """Give mapped pages back: a scattered read would otherwise keep the whole spool resident."""
+        """Release mapped pages: scattered reads would otherwise keep the whole spool resident."""
         for mapped in self._maps:
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapped.madvise(mmap.MADV_DONTNEED)

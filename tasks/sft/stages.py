@@ -1,8 +1,8 @@
-"""The work of a pack-sft run, stage by stage, and the hashes that key each stage.
+"""The jobs of a pack-sft run, stage by stage, and the hashes that key each stage.
 
-Stage keys chain: a part's spool, from its piece of the input and what tokenizing depends on; a plan, from its
-spools and how to pack; shards, from their plan and how to store. Each hashes only its own fields, so a new
-pack size never tokenizes again and a blend weight re-makes nothing but small files.
+Stage keys form a chain: a part's spool depends on its piece of the input and the tokenizing settings; a plan on
+its spools and the packing settings; shards on their plan and the storage settings. Each hashes only its own
+fields, so a new pack size never tokenizes again, and a new blend weight rewrites only small files.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tasks.sft.plan import PlanJob
 from tasks.sft.tokenize import TokenizeJob
 from tasks.sft.write import WriteJob
 
-# Beyond this many task runs Prefect's bookkeeping shows; several shards then share a task.
+# With more task runs than this, Prefect's overhead becomes noticeable; several shards then share a task.
 _MAX_WRITE_TASKS = 128
 
 
 def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
-    """The parts of every data set, by name.
+    """Create the jobs for the parts of each data set, by name.
 
     Raises:
         InputError: a Parquet footer is broken.
@@ -68,7 +68,7 @@ def _segment_fields(segment: Segment, digest: str) -> list[object]:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """A plan to make: one data set in one split."""
+    """A plan to compute: one data set in one split."""
 
     dataset: DatasetConfig
     split: str
@@ -77,7 +77,7 @@ class SplitPlan:
 
 
 def plan_jobs(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[SplitPlan]:
-    """One plan for each split and data set, splits first.
+    """Create one plan job for each split and data set, ordered by split.
 
     Args:
         spools: the tokenize receipts of every data set, in part order.
@@ -113,11 +113,11 @@ def plan_jobs(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) ->
 
 
 def write_jobs(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool: Receipt) -> list[WriteJob]:
-    """The shards of one plan, in at most 128 tasks.
+    """Create the jobs that write the shards of one plan, at most 128 of them.
 
     Args:
         planned: the plan's receipt.
-        spool: any tokenize receipt of the data set; it knows the tokenizer's ids.
+        spool: any tokenize receipt of the data set; it has the tokenizer's ids.
     """
     storage = config.storage.hash_fields()
     stage = DOMAIN.stage_key("write", plan=planned.stage, storage=storage)

@@ -1,4 +1,4 @@
-"""The Prefect tasks of pack-sft: each calls one kernel and returns what it returned."""
+"""The Prefect tasks of pack-sft: each calls one kernel and returns its result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tasks.sft.write import WriteJob, write_shards
 
 @task(name="tokenize")
 def tokenize(job: TokenizeJob) -> Receipt:
-    """One part of a data set to a token spool."""
+    """Tokenize one part of a data set into a token spool."""
     return do(tokenize_part, job)
 
 
 @task(name="plan")
 def plan(job: PlanJob) -> Receipt:
-    """One data set and split to a pack plan."""
+    """Plan the packing of one data set and split."""
     return do(plan_packs, job)
 
 
 @task(name="write")
 def write(job: WriteJob) -> Receipt:
-    """A run of shards of one plan."""
+    """Write consecutive shards of one plan."""
     return do(write_shards, job)
 
 
 @task(name="validate", persist_result=False)
 def validate(job: ValidateJob) -> Verdict:
-    """Every shard, row by row, and the totals; fails on the first error."""
+    """Validate every shard row by row, and the totals; fail on the first error."""
     return check_written(job)

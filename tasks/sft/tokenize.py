@@ -1,4 +1,4 @@
-"""Rows to token spool: read, filter, normalise, render, encode, and account for every row."""
+"""Turn rows into a token spool: read, filter, normalise, render, encode, and account for every row."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TokenizeJob(Job):
 
     Attributes:
         output_dir: root of the run layout.
-        stage: stage hash of this part; a part has a stage of its own, so that a new file re-makes only the
-            parts it touches, and its receipt is always number 0 there.
+        stage: stage hash of this part; each part has its own stage, so that a new file only affects the parts
+            that contain it, and its receipt is always number 0 there.
         segments: pieces of input files, read in this order.
         dataset: dialect, field names and row filter.
         source, tokenizer: the tokenizer and its settings.
@@ -47,17 +47,6 @@ class TokenizeJob(Job):
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row that has samples to encode."""
-
-    file: int
-    number: int
-    digest: bytes
-    group: bytes
-    samples: list[Sample]
 
 
 def tokenize_part(job: TokenizeJob) -> Receipt:
@@ -78,6 +67,17 @@ def tokenize_part(job: TokenizeJob) -> Receipt:
                 part.process(batch, segment.name, spool, rejects)
         records = spool.finish(root) + rejects.finish(root)
     return part.receipt(records)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that has samples to encode."""
+
+    file: int
+    number: int
+    digest: bytes
+    group: bytes
+    samples: list[Sample]
 
 
 class _Part:
@@ -111,7 +111,7 @@ class _Part:
             self._encode(rows, name, spool, rejects)
 
     def _prepare(self, file: int, number: int, value: Any) -> _Row | None:
-        """The row ready for encoding, or `None` if the row filter drops it."""
+        """Prepare the row for encoding; return `None` if the row filter drops it."""
         if isinstance(value, RowFault):
             raise RowRejected(value.reason, value.detail)
         dataset = self._job.dataset
@@ -186,7 +186,7 @@ class _Part:
 
 
 def shifted_mask(trained: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The stored mask: entry j is the flag of token j + 1, and 0 at each sequence's end.
+    """Shift flags to the stored mask: entry j is the flag of token j + 1, and 0 at each sequence's end.
 
     Args:
         trained: uint8[total], 1 where the token itself is trained.
@@ -228,12 +228,12 @@ def _row_table(rows: list[_Row]) -> Rows:
 
 
 def _digest(value: Any) -> bytes:
-    """128-bit digest of plain JSON data, independent of key order."""
+    """Compute a 128-bit digest of plain JSON data, independent of key order."""
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
-        # orjson stops at 254 levels, at lone surrogates and at integers beyond 64 bits; the last is no fault.
-        # The first must be one: Python's own limit depends on who calls, and every runner must agree.
+        # orjson refuses more than 254 levels, lone surrogates and integers beyond 64 bits. The last are valid.
+        # The first must be an error: Python's own limit depends on the caller, and all runners must agree.
         if "Recursion" in str(error):
             raise RowRejected(
                 "nested_too_deeply", "the conversation is nested deeper than 254 levels"

@@ -1,4 +1,4 @@
-"""What a pack-sft run must keep beyond its shards: a blend that leads somewhere, and totals that agree."""
+"""Validate a pack-sft run beyond its shards: blend paths lead to shards, and totals agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
 @dataclass(frozen=True)
 class ValidateJob:
-    """Shards to validate before they are published; `workers` of them at once."""
+    """Shards to validate before they are published, `workers` of them at the same time."""
 
     output_dir: str
     packed: tuple[PackedSplit, ...]
@@ -34,7 +34,7 @@ def check_written(job: ValidateJob) -> Verdict:
     """Check every shard before it is published, row by row, and the totals.
 
     Raises:
-        IntegrityError: naming the first row, or the total, that is wrong.
+        IntegrityError: names the first wrong row, or the wrong total.
     """
     root = Path(job.output_dir)
     paths = [root / shard for entry in job.packed for shard in entry.files()]
@@ -45,10 +45,10 @@ def check_written(job: ValidateJob) -> Verdict:
 
 
 def check_totals(packed: Sequence[PackedSplit], verdict: Verdict) -> None:
-    """The shards as read back hold exactly what was planned and what was written.
+    """Check that the shards as read back have exactly what was planned and written.
 
     Raises:
-        IntegrityError: naming the total that differs.
+        IntegrityError: names the total that differs.
     """
     for name in ("bins", "sequences", "tokens"):
         planned = sum(int(entry.plan.statistics[name]) for entry in packed)
@@ -56,12 +56,15 @@ def check_totals(packed: Sequence[PackedSplit], verdict: Verdict) -> None:
         found = verdict.counts.get(name, 0)
         if not planned == written == found:
             raise IntegrityError(
-                f"{name} do not agree: {planned} planned, {written} written, {found} read back", code="totals"
+                f"the numbers of {name} differ: {planned} planned, {written} written, {found} read back",
+                code="totals",
             )
     written = sum(int(shard.statistics["trained_tokens"]) for entry in packed for shard in entry.shards)
     found = verdict.counts.get("trained_tokens", 0)
     if written != found:
-        raise IntegrityError(f"trained tokens: {written} written, {found} read back", code="totals")
+        raise IntegrityError(
+            f"the numbers of trained tokens differ: {written} written, {found} read back", code="totals"
+        )
 
 
 def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
@@ -79,7 +82,7 @@ def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
 
 
 def _check_blend(folder: Path) -> list[Fault]:
-    """Every path in blend.json leads to a shard, and every weight is above 0."""
+    """Check that every path in blend.json leads to a shard, and that every weight is above 0."""
     path = folder / BLEND
     try:
         blend: dict[str, list[str]] = json.loads(read_bytes(path))
@@ -88,12 +91,12 @@ def _check_blend(folder: Path) -> list[Fault]:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return [Fault(where=str(path), rule="blend", detail=f"not a readable blend: {error}")]
     faults = [
-        Fault(where=str(path), rule="blend", detail=f"{name} leads to no shard")
+        Fault(where=str(path), rule="blend", detail=f"{name} does not lead to a shard")
         for name in named
         if not any(shard_format(folder / f"{name}{suffix}") for suffix in SUFFIXES.values())
     ]
     if any(weight <= 0 for weight in weights):
-        faults.append(Fault(where=str(path), rule="blend", detail="a weight is not above 0"))
+        faults.append(Fault(where=str(path), rule="blend", detail="a weight is not greater than 0"))
     return faults
 
 
@@ -102,7 +105,7 @@ def _check_totals(folder: Path, manifest: RunManifest, counts: dict[str, int]) -
         Fault(
             where=str(folder / MANIFEST),
             rule="totals",
-            detail=f"{name}: manifest {manifest.statistics.get(name)}, in the shards {counts.get(name, 0)}",
+            detail=f"{name}: {manifest.statistics.get(name)} in the manifest, {counts.get(name, 0)} in the shards",
         )
         for name in _TOTALS
         if counts.get(name, 0) != manifest.statistics.get(name)

@@ -1,4 +1,4 @@
-"""Bins as people read them: sequences of text, with the stretches that are trained told apart."""
+"""Show bins to people: sequences of text, with trained stretches marked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Decode = Callable[[list[int]], str]
 
 
 def load_decoder(folder: Path) -> Decode:
-    """A decoder from a tokenizer's folder.
+    """Load a decoder from a tokenizer's folder.
 
     `tokenizer.json` is read without transformers, whose import takes seconds.
 
     Raises:
-        OSError, ValueError: there is no tokenizer that can be read.
+        OSError, ValueError: there is no readable tokenizer.
     """
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
@@ -37,18 +37,18 @@ def load_decoder(folder: Path) -> Decode:
 def passages(
     input_ids: NDArray[np.integer[Any]], loss_mask: NDArray[np.integer[Any]], decode: Decode
 ) -> tuple[Passage, ...]:
-    """One sequence as text, cut where training begins or ends.
+    """Decode one sequence to text, cut where training begins or ends.
 
-    Every cut is placed by the length of the text before it, and all texts are slices of the whole: a character of
-    several tokens, or a space that only stands between words, is never torn or lost.
+    Each cut is placed by the length of the text before it, and all passages are slices of the whole text, so a
+    character of several tokens is never torn, and a space that appears only between words is never lost.
 
     Args:
         input_ids: ints[n], the sequence.
-        loss_mask: ints[n], shifted as shards store it: entry j says whether token j + 1 is trained.
+        loss_mask: ints[n], shifted as in shards: entry j says whether token j + 1 is trained.
 
     >>> letters = lambda ids: "".join(map(chr, ids))
     >>> ids, mask = np.array([97, 98, 99, 100], np.int32), np.array([0, 1, 1, 0], np.uint8)
-    >>> [(span.text, span.trained) for span in spans(ids, mask, letters)]
+    >>> [(span.text, span.trained) for span in passages(ids, mask, letters)]
     [('ab', False), ('cd', True)]
     """
     if not len(input_ids):

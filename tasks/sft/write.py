@@ -1,4 +1,4 @@
-"""Packed shards: the bins of a plan, gathered from the spools and written block by block."""
+"""Write packed shards: gather the bins of a plan from the spools, block by block."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.writers import open_writer, shard_name
 from tasks.sft.spool import Spool, open_spools
 
-# About 16 MB of tokens and mask a block: large enough to amortise Python, small enough to stay in memory.
+# About 16 MB of tokens and mask per block: large enough to amortise Python, small enough to stay in memory.
 _BLOCK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteJob(Job):
-    """A run of shards of one data set and split.
+    """Consecutive shards of one data set and split.
 
     Attributes:
         plan_stage: stage hash of the plan.
@@ -49,15 +49,15 @@ class WriteJob(Job):
 
 
 def write_shards(job: WriteJob) -> Receipt:
-    """Write the shards of `work` into its stage folder.
+    """Write the shards of `job` into its stage folder.
 
     Raises:
-        ConfigError: padding is asked for and the tokenizer has no end-of-sequence token.
+        ConfigError: padding is requested, but the tokenizer has no end-of-sequence token.
         StorageError: a shard cannot be written.
     """
     if job.pack.pad_to_multiple > 1 and job.eos_id is None:
         raise ConfigError(
-            f"padding to a multiple of {job.pack.pad_to_multiple} needs an end-of-sequence token, and the "
+            f"padding to a multiple of {job.pack.pad_to_multiple} needs an end-of-sequence token, but the "
             "tokenizer has none; set eos_token in its tokenizer_config.json or pad_to_multiple: 1",
             where="pack.pad_to_multiple",
         )
@@ -82,7 +82,7 @@ def _write_shard(
     metadata = ShardMetadata.made_here(job.pack, job.tokenizer_digest, job.vocabulary_size)
     first, end = int(plan.shard_bins[shard]), int(plan.shard_bins[shard + 1])
     rows = job.storage.row_group_size
-    # Blocks are whole row groups, so that their size never shows in the file.
+    # Blocks are whole row groups, so that the block size never affects the file.
     block_bins = max(1, _BLOCK_TOKENS // (job.pack.size * rows)) * rows
     counts = {"bins": end - first, "sequences": 0, "tokens": 0, "trained_tokens": 0}
     width = row_width(plan, job.pack, first, end) if job.storage.format is StorageFormat.MEMMAP else 0
@@ -99,9 +99,9 @@ def _write_shard(
 
 
 def row_width(plan: PackPlan, pack: PackConfig, first_bin: int, end_bin: int) -> int:
-    """Tokens that every row of a memmap shard has room for: the pack size, or the longest bin as stored.
+    """Return the tokens for which a memmap row has room: the pack size, or the longest bin as stored.
 
-    Counted as the trainer does, a bin of n sequences may store n tokens more than the pack size.
+    With runtime counts, a bin of n sequences may store n tokens more than the pack size.
     """
     if pack.count is Count.STORED:
         return pack.size

@@ -23,27 +23,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key far from all": ({"splits": {"zzz": 1}}, "known keys: test, train, valid"),
     "duplicate name": (
         {"datasets": [{"name": "a", "path": "x"}, {"name": "b", "path": "x"}, {"name": "A", "path": "x"}]},
-        "datasets: data set name 'A' is used by datasets[0] and [2]",
+        "datasets: the data set name 'A' is used by both datasets[0] and [2]",
     ),
     "slash in a name": (dataset(name="a/b"), "datasets[0].name: Unique name"),
     "dots": (dataset(name=".."), "datasets[0].name: Unique name"),
     "dots inside": (dataset(name="a..b"), "datasets[0].name: Unique name of at most 100 characters"),
     "newline in a name": (dataset(name="a\n"), "(got 'a\\n')"),
     "empty name": (dataset(name=""), "datasets[0].name: Unique name"),
-    "no name": ({"datasets": [{"path": "x"}]}, "datasets[0].name: this field is required and missing"),
+    "no name": ({"datasets": [{"path": "x"}]}, "datasets[0].name: this required field is missing"),
     "negative weight": (dataset(weight=-1), "datasets[0].weight: Input should be greater than 0 (got -1)"),
     "zero weight": (dataset(weight=0), "datasets[0].weight: Input should be greater than 0 (got 0)"),
     "infinite weight": (dataset(weight=float("inf")), "datasets[0].weight: Input should be a finite number"),
     "filter by a fraction": (
         dataset(where={"x": 1.5}),
-        "datasets[0].where.x: expected a text or a whole number or true or false (got 1.5)",
+        "datasets[0].where.x: expected text or a whole number or true or false (got 1.5)",
     ),
-    "no list": ({"datasets": {}}, "datasets: a list is expected (got {})"),
+    "no list": ({"datasets": {}}, "datasets: expected a list (got {})"),
     "no entry": ({"datasets": []}, "datasets: the list needs at least 1 entry (got [])"),
-    "text for a mapping": ({"tokenizer": "gpt"}, "tokenizer: a mapping of keys is expected (got 'gpt')"),
+    "text for a mapping": ({"tokenizer": "gpt"}, "tokenizer: expected a mapping of keys to values (got 'gpt')"),
     "splits above 1": (
         {"splits": {"train": 0.9, "valid": 0.2, "test": 0}},
-        "splits: train + valid + test must be 1, and 0.9 + 0.2 + 0.0 is 1.1",
+        "splits: train + valid + test must be 1, but 0.9 + 0.2 + 0.0 is 1.1",
     ),
     "splits by defaults": ({"splits": {"train": 0.5}}, "0.5 + 0.01 + 0.01 is 0.52"),
     "no train": ({"splits": {"train": 0, "valid": 1, "test": 0}}, "splits.train: Input should be greater than 0"),
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "taken variable": (
         {"tokenizer": {"path": "x", "template_kwargs": {"messages": []}}},
-        "tokenizer.template_kwargs: messages is set for every conversation",
+        "tokenizer.template_kwargs: messages is set for each conversation",
     ),
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_template_variables_are_json(cli: Cli, tmp_path: Path, value: str) -> No
     )
     outcome = cli("pack-sft", path)
     assert outcome.code == 2
-    assert "tokenizer.template_kwargs: only JSON values can be given here" in outcome.message
+    assert "tokenizer.template_kwargs: only JSON values are allowed here" in outcome.message
     assert "put dates in quotes" in outcome.message
 
 
@@ -173,12 +173,12 @@ def _made(tmp_path: Path, tokenizer: Path) -> dict[str, tuple[dict[str, Any], st
     return {
         "no such folder": ({"path": "/no/such/tokenizer"}, "missing_tokenizer", "'/no/such/tokenizer'"),
         "empty folder": ({"path": str(nothing)}, "missing_tokenizer", "expected tokenizer.json in"),
-        "hub id without revision": ({"path": "some/model"}, "missing_tokenizer", "give its revision"),
+        "hub id without revision": ({"path": "some/model"}, "missing_tokenizer", "set its revision"),
         "broken": ({"path": _broken_tokenizer(tmp_path / "broken")}, "bad_tokenizer", "cannot load"),
         "no template": (
             {"path": _without_template(tmp_path / "plain", tokenizer)},
             "missing_template",
-            "give one as tokenizer.chat_template",
+            "set tokenizer.chat_template",
         ),
         "no template file": (own("no/such.jinja"), "missing_template", "'no/such.jinja'"),
         "NUL in a template path": (own("a\0b"), "missing_template", "template file"),

@@ -400,7 +400,7 @@ def test_blends_that_lead_nowhere_are_found(run: Path) -> None:
     (run / "blend.json").write_text(json.dumps(blend))
     verdict = validate_path(run, full=False)
     details = [fault.detail for fault in verdict.faults if fault.rule == "blend"]
-    assert details == [f"{blend['train'][1]} leads to no shard", "a weight is not above 0"]
+    assert details == [f"{blend['train'][1]} does not lead to a shard", "a weight is not greater than 0"]
     (run / "blend.json").write_text("[]")
     rules = [(fault.where, fault.rule) for fault in validate_path(run, full=False).faults]
     assert (str(run / "blend.json"), "blend") in rules
@@ -410,7 +410,7 @@ def test_totals_that_disagree_are_named(run: Path) -> None:
     edit_manifest(run, lambda manifest: manifest["statistics"].update(tokens=7))
     verdict = validate_path(run)
     assert faults_of(verdict) == [("error", str(run / "manifest.json"), "totals", 1)]
-    assert "tokens: manifest 7" in verdict.faults[0].detail
+    assert "tokens: 7 in the manifest" in verdict.faults[0].detail
 
 
 def test_a_ledger_that_the_reject_files_do_not_bear_out_is_found(run: Path) -> None:

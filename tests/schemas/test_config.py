@@ -67,7 +67,11 @@ def test_where_things_lie_and_how_they_run_never_enter_the_hash() -> None:
         ({"datasets": [{"name": "a", "path": "b", "weight": 0}]}, "datasets[0].weight", "greater than 0"),
         ({"datasets": [{"name": "a", "path": "b", "weight": float("nan")}]}, "datasets[0].weight", "finite"),
         ({"splits": {"train": 0.5}}, "splits", "must be 1"),
-        ({"storage": {"compression": "gzip", "compression_level": 12}}, "storage", "gzip has levels 1 to 9"),
+        (
+            {"storage": {"compression": "gzip", "compression_level": 12}},
+            "storage",
+            "gzip levels range from 1 to 9",
+        ),
         ({"pack": {"size": 8, "pad_to_multiple": 8}}, "pack", "leaves no room"),
         ({"datasets": []}, "datasets", "at least 1"),
     ],

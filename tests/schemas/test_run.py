@@ -120,7 +120,7 @@ def test_a_chain_that_loses_or_gains_rows_is_refused(rows_in: int) -> None:
     with pytest.raises(IntegrityError) as caught:
         RowLedger(rows_in=7, rows_used=7).then(RowLedger(rows_in=rows_in, rows_used=rows_in))
     assert caught.value.code == "ledger"
-    assert caught.value.message == f"a stage received {rows_in} rows and the one before it handed on 7"
+    assert caught.value.message == f"a stage received {rows_in} rows, but the stage before it passed on 7"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ HANDMADE: dict[str, tuple[bytes, str]] = {
     "ndarray called": (opcodes(b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R"), "a call of ndarray"),
     "a big array": (
         opcodes(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nJ\xff\xff\xff\x7f\x85C\x01b\x87R"),
-        "an array of another kind",
+        "an array that is not a plain numpy array",
     ),
     "the state of a dict": (opcodes(b"}(K\x01K\x02K\x03K\x04K\x05tb"), "a state for something"),
     "rot13": (opcodes(b"c_codecs\nencode\n\x8c\x01x\x8c\x05rot13\x86R"), "_codecs.encode"),
@@ -213,15 +213,15 @@ def test_bad_headers_are_refused(case: str, tmp_path: Path) -> None:
 
 
 WRONG_ROWS: dict[str, tuple[Any, str]] = {
-    "a number for a row": (7, "array holds numbers"),
+    "a number for a row": (7, "array contains numbers"),
     "a list for a row": ([1, 2], "'input_ids' is missing"),
-    "a text for a list": ({**GOOD, "input_ids": "abc"}, "'input_ids' is missing or no list"),
+    "a text for a list": ({**GOOD, "input_ids": "abc"}, "'input_ids' is missing or not a list"),
     "a missing list": ({"input_ids": [1], "loss_mask": [0]}, "'seq_start_id' is missing"),
-    "floats": ({**GOOD, "loss_mask": [1.0, 0.0]}, "'loss_mask' holds float"),
+    "floats": ({**GOOD, "loss_mask": [1.0, 0.0]}, "'loss_mask' contains float"),
     "a float array": ({**GOOD, "loss_mask": np.zeros(3)}, "type 'f8'"),
-    "nothing in a list": ({**GOOD, "input_ids": [1, None, 2]}, "'input_ids' holds NoneType"),
-    "texts in a list": ({**GOOD, "input_ids": ["a"]}, "'input_ids' holds str"),
-    "a huge number": ({**GOOD, "input_ids": [2**70]}, "no token"),
+    "nothing in a list": ({**GOOD, "input_ids": [1, None, 2]}, "'input_ids' contains NoneType"),
+    "texts in a list": ({**GOOD, "input_ids": ["a"]}, "'input_ids' contains str"),
+    "a huge number": ({**GOOD, "input_ids": [2**70]}, "too long for a token"),
 }
 
 

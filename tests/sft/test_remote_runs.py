@@ -141,7 +141,7 @@ def test_other_formats_behind_a_uri_are_refused_with_their_reason(
     source = write_jsonl(tmp_path / "c.jsonl", [chat(f"{n}?", "Yes.") for n in range(20)])
     mill_serially(config_of(tmp_path / "out", source, small_tokenizer, storage={"format": "npy"}))
     for reader in (create_sft_dataset, lambda uri: find_uri_shards(uri, "train")):
-        with pytest.raises(ConfigError, match="other formats are read from local or mounted folders"):
+        with pytest.raises(ConfigError, match="other formats can only be read from local or mounted folders"):
             reader(f"local://{tmp_path}/out")
 
 
@@ -156,6 +156,6 @@ def test_a_loose_blend_behind_a_uri(output: Path) -> None:
     blend, wanted = create_sft_dataset("memory://loose/blend.json"), create_sft_dataset(output)
     assert [items(item) for item in blend] == [items(item) for item in wanted]
     memory.pipe("/loose/blend.json", b'{"train": ["1", "datasets/x"]}')
-    with pytest.raises(ConfigError, match="the blend names 'datasets/x', which is not there as Parquet"):
+    with pytest.raises(ConfigError, match="the blend names 'datasets/x', which does not exist as Parquet"):
         create_sft_dataset("memory://loose/blend.json")
     memory.rm("/loose", recursive=True)

@@ -116,7 +116,7 @@ def save(name: str, make: Callable[[np.ndarray[Any, Any]], Any]) -> Callable[[Pa
 U4 = partial(np.array, dtype=np.uint32)
 DAMAGED_MEMMAP: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "another number of bins": (edit({"num_bins": 3, "bins_written": 3}), "manifest", "the manifest says (3,"),
-    "bins not written": (edit({"bins_written": 3}), "manifest", "bins_written is 3, num_bins 4"),
+    "bins not written": (edit({"bins_written": 3}), "manifest", "bins_written is 3, but num_bins is 4"),
     "another width": (edit({"row_width": 5}), "manifest", "input_ids.npy has the shape (4, 9)"),
     "another version": (edit({"version": "2.0"}), "manifest", "'2.0'"),
     "another layout": (edit({"format": "memmap_ragged"}), "manifest", "'memmap_ragged'"),
@@ -129,16 +129,20 @@ DAMAGED_MEMMAP: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "no masks": (lambda folder: (folder / "loss_mask.npy").unlink(), "readable", "loss_mask.npy"),
     "ids cut short": (lambda folder: os.truncate(folder / "input_ids.npy", 200), "readable", "200 bytes"),
     "a header cut short": (lambda folder: os.truncate(folder / "packed_len.npy", 40), "readable", "header"),
-    "wide ids": (save("input_ids", lambda ids: ids.astype(np.int64)), "manifest", "holds <i8"),
-    "signed masks": (save("loss_mask", lambda mask: mask.astype(np.int8)), "manifest", "holds |i1"),
-    "ids of objects": (save("input_ids", lambda ids: ids.astype(object)), "manifest", "holds |O"),
+    "wide ids": (save("input_ids", lambda ids: ids.astype(np.int64)), "manifest", "has the type <i8"),
+    "signed masks": (save("loss_mask", lambda mask: mask.astype(np.int8)), "manifest", "has the type |i1"),
+    "ids of objects": (save("input_ids", lambda ids: ids.astype(object)), "manifest", "has the type |O"),
     "flat ids": (save("input_ids", lambda ids: ids.ravel()), "manifest", "has the shape (36,)"),
     "a length over the width": (
         save("packed_len", lambda n: n + U4([0, 9, 0, 0])),
         "index",
         "packed_len[1] is",
     ),
-    "offsets that fall": (save("seq_offsets", lambda o: o[[0, 2, 1, 3, 4]]), "index", "fall after entry 1"),
+    "offsets that fall": (
+        save("seq_offsets", lambda o: o[[0, 2, 1, 3, 4]]),
+        "index",
+        "decrease after entry 1",
+    ),
     "offsets beyond the starts": (
         save("seq_offsets", lambda o: o + U4([0, 0, 0, 0, 1])),
         "index",

@@ -187,7 +187,7 @@ class Announced(WriterContract):
     @pytest.mark.parametrize("written", [2, 4])
     def test_more_or_fewer_bins_than_announced_are_refused(self, written: int, tmp_path: Path) -> None:
         rows = random_rows(4)
-        with pytest.raises(WorkError, match=f"{written} bins were written, 3 were announced"):  # noqa: SIM117
+        with pytest.raises(WorkError, match=f"{written} bins were written, but 3 were announced"):  # noqa: SIM117
             with self.open(tmp_path, rows[:3]) as writer:
                 writer.write_block(bins_of([([1], [0], [0])] * written))
                 writer.finalize()
@@ -223,7 +223,7 @@ class TestMemmap(Announced):
 
     def test_a_bin_longer_than_a_row_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "shard"
-        with pytest.raises(WorkError, match="bin 1 has 4 tokens, row_width is 3"):  # noqa: SIM117
+        with pytest.raises(WorkError, match="bin 1 has 4 tokens, but row_width is 3"):  # noqa: SIM117
             with open_writer(path, self.storage(), METADATA, 2, 3) as writer:
                 writer.write_block(bins_of([([1], [0], [0]), ([1] * 4, [0] * 4, [0])]))
         assert list(tmp_path.iterdir()) == []

@@ -139,7 +139,7 @@ def test_any_folder_of_parquet_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"vocabulary_size": 257}, "cannot hold 256 bytes and 3 special tokens"),
+        ({"vocabulary_size": 257}, "is below 256 bytes plus 3 special tokens"),
         ({"eos_token": "</s>"}, "must be one of special_tokens"),
         ({"special_tokens": ["a", "a"]}, "distinct"),
         ({"held_out": 1.0}, "less than 1"),

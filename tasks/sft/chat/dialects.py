@@ -1,19 +1,19 @@
-"""Chat rows of any known layout to one form: a list of `{role, content, …}` messages, and tools.
+"""Convert chat rows of any known layout to one form: a list of `{role, content, …}` messages, and tools.
 
-What a chat template and the loss masks later see is decided here and nowhere else:
+What chat templates and loss masks see later is decided only here:
 
 * roles are `system`, `developer`, `user`, `assistant`, `tool`; `function` becomes `tool`;
 * a content list of text parts is joined into one string, without separators;
 * keys whose value is null are dropped, as transformers drops them; an assistant message whose content is
   null needs tool calls and then has no `content` key;
-* every other key of a message (`tool_calls`, `name`, `reasoning_content`, `train`, `weight` …) is kept as
-  it is, after `role` and `content`;
-* an empty list of tools is no tools.
+* every other key of a message (`tool_calls`, `name`, `reasoning_content`, `train`, `weight` …) is kept
+  unchanged, after `role` and `content`;
+* an empty list of tools counts as no tools.
 
-Anything else is a `RowRejected` with a reason that ledgers count by. Empty texts are allowed here.
+Anything else raises `RowRejected` with a reason by which ledgers count. Empty texts are allowed here.
 
-The loop handles the common message, two keys and a string, without a call: a row of two messages takes
-1.7 us, as long as reading it takes.
+The loop handles the common message, two keys and a string, without a function call: a row of two messages takes
+1.7 us, the same as reading it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _HISTORY = "history"
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation as a chat template takes it."""
+    """A conversation in the form that chat templates take."""
 
     messages: list[Message]
     tools: list[Any] | None
 
 
 def normalise(row: Row, dialect: Dialect, fields: FieldMapping) -> Conversation:
-    """The conversation in `row`. Neither the row nor what it holds is changed.
+    """Extract the conversation from `row`. Neither the row nor anything in it is changed.
 
     Args:
         row: a parsed row.
         dialect: its layout; `auto` decides by the keys that are present and not null, in the order
-            messages, conversations, prompt and completion, instruction and output, and tells ShareGPT
-            messages from others by the `from` key of the first one.
+            messages, conversations, prompt and completion, instruction and output, and recognizes
+            ShareGPT messages by the `from` key of the first one.
         fields: names of the keys; one left at its default follows the dialect.
 
     Raises:
@@ -136,7 +136,7 @@ def _prompt_completion(row: Row, fields: FieldMapping) -> list[Message]:
     for key, role in ((fields.prompt, "user"), (fields.completion, "assistant")):
         value = row.get(key)
         if isinstance(value, list):
-            # Only the two together must not be empty.
+            # Either list may be empty, but not both.
             if value:
                 messages += _listed(row, key, fields.role, fields.content, _table(_ROLES, fields))
         else:
@@ -164,7 +164,7 @@ def _turn(question: str, answer: str) -> list[Message]:
 
 
 def _with_system(row: Row, fields: FieldMapping, messages: list[Message]) -> list[Message]:
-    """`messages` after the row's system prompt, unless there is none or they begin with the same one."""
+    """Put the row's system prompt before `messages`, unless there is none or they begin with it."""
     if not row.get(fields.system):
         return messages
     system = {"role": "system", "content": _text(row, fields.system)}
@@ -172,7 +172,7 @@ def _with_system(row: Row, fields: FieldMapping, messages: list[Message]) -> lis
 
 
 def _listed(row: Row, key: str, role_key: str, content_key: str, roles: dict[str, str]) -> list[Message]:
-    """The messages in the list `row[key]`."""
+    """Read the messages in the list `row[key]`."""
     listed = row.get(key)
     if type(listed) is not list:
         if listed is None:
@@ -189,7 +189,7 @@ def _listed(row: Row, key: str, role_key: str, content_key: str, roles: dict[str
         if role is None:
             _unknown_role(raw, role_key, f"{key}[{index}]", roles)
         content = raw.get(content_key)
-        # `isascii` is a flag of the string and costs nothing; half a UTF-16 pair needs a closer look.
+        # `isascii` only reads a flag of the string; other texts are checked for half a UTF-16 pair.
         if type(content) is str and content.isascii() and len(raw) == 2:
             messages.append({"role": role, "content": content})
         else:
@@ -230,7 +230,7 @@ def _content(content: Any, where: str) -> str:
 
 
 def _text(row: Row, key: str) -> str:
-    """The text `row[key]` of a row that must have one."""
+    """Return the text `row[key]` of a row that must have one."""
     value = row.get(key)
     if value is None:
         if key in row:
@@ -251,11 +251,11 @@ def _checked_text(value: Any, where: str) -> str:
 
 
 def _check_surrogates(value: Any, where: str) -> None:
-    """Reject a value in which any text holds half of a UTF-16 pair."""
+    """Reject a value in which any text contains half of a UTF-16 pair."""
     try:
         orjson.dumps(value)
     except TypeError:
-        # Also raised for what orjson cannot write and templates may; the encoder alone knows which.
+        # orjson also refuses values that templates can handle, so ask the text encoder.
         for text in _texts(value):
             try:
                 text.encode()
@@ -264,7 +264,7 @@ def _check_surrogates(value: Any, where: str) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    """All texts in a JSON value, keys too."""
+    """Collect all texts in a JSON value, including keys."""
     texts: list[str] = []
     pending = [value]
     while pending:
@@ -279,7 +279,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _tools(tools: Any) -> list[Any] | None:
-    """Tool definitions from a list or a JSON string."""
+    """Read tool definitions from a list or a JSON string."""
     if isinstance(tools, str):
         if not tools.strip():
             return None

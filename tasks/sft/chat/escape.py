@@ -1,11 +1,11 @@
-"""Special tokens typed by a user must not become special tokens.
+"""Prevent special tokens in message content from becoming special tokens.
 
 Before rendering, each occurrence of a special token inside message content is replaced by one private-use
-character; after rendering, that character is a place where the literal text is encoded without special-token
+character; after rendering, that character marks where the literal text is encoded without special-token
 recognition. The template sees content of the same shape, and no text can forge a turn.
 
-What counts: special tokens everywhere; in messages the model did not write, also other added tokens that the
-template itself prints (such as `<tool_call>`). An assistant may write those, and must learn to.
+Special tokens are escaped everywhere; in messages that the model did not write, so are other added tokens that
+the template itself prints (such as `<tool_call>`). An assistant may write those, and must learn to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tasks.run.rejects import RowRejected
 
 _FIRST = 0x100000
-# All of supplementary private use area B: our own marks and stand-ins live there.
+# All of supplementary private use area B: it has our own marks and stand-ins.
 _RESERVED = "\U00100000-\U0010fffd"
 _STAND_INS = 0x8000
 
@@ -28,8 +28,8 @@ class Escaper:
     """Replaces special tokens in content by stand-ins.
 
     Args:
-        special: tokens that never may come from content.
-        control: tokens that may come from assistant content only.
+        special: tokens that may never come from content.
+        control: tokens that may only come from assistant content.
     """
 
     def __init__(self, special: Iterable[str], control: Iterable[str] = ()) -> None:
@@ -39,14 +39,17 @@ class Escaper:
     def escape(
         self, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> tuple[list[dict[str, Any]], list[Any] | None, list[str]]:
-        """The conversation with stand-ins, and the literal text of each stand-in.
+        """Replace special tokens by stand-ins, and list the literal text of each stand-in.
 
-        Returns the arguments themselves and an empty list when there is nothing to escape.
+        Returns the arguments themselves and an empty list if there is nothing to escape.
+
+        Raises:
+            RowRejected: `unescapable`, the row has too many different special texts.
 
         >>> Escaper(["<eos>"]).escape([{"role": "user", "content": "a<eos>"}], None)[0][0]["content"]
         'a\\U00100000'
         """
-        # Nearly all rows end here; to look takes a third of the time of replacing nothing.
+        # Nearly all rows return here: searching takes a third of the time of a replacement that finds nothing.
         special = [self._special_in(message) for message in messages]
         if not any(map(_holds, messages, special)) and (tools is None or not _holds(tools, self._others)):
             return messages, tools, []
@@ -58,7 +61,7 @@ class Escaper:
             return chr(_FIRST + literals.setdefault(match[0], len(literals)))
 
         escaped = [
-            # The role is one of ours, and what a template compares it with: some vocabularies hold "user".
+            # Keep the role: templates compare it with our names, and some vocabularies contain "user".
             _map_strings(message, texts.pattern, stand_in) | {"role": message["role"]}
             for message, texts in zip(messages, special, strict=True)
         ]
@@ -72,16 +75,16 @@ class Escaper:
 
 
 def literal_index(character: str) -> int | None:
-    """Which literal a character of the rendered text stands for, or `None` for ordinary text."""
+    """Return the index of the literal that a rendered character stands for, or `None` for ordinary text."""
     index = ord(character) - _FIRST
     return index if 0 <= index < _STAND_INS else None
 
 
 class _Special:
-    """Special texts and the reserved characters, and where they are in a text.
+    """Find special texts and reserved characters in a text.
 
-    The pattern begins with one class of characters, which `re` looks for in a tight loop, and goes on with a tree:
-    to try 800 tokens one by one at every character took 12x as long as encoding the text.
+    The pattern begins with one class of characters, which `re` finds in a tight loop, and continues with a tree:
+    trying 800 tokens one by one at every character took 12x as long as encoding the text.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -92,12 +95,12 @@ class _Special:
         branches = [f"(?<={start}){tree}" for start, tree in zip(starts, trees, strict=True)]
         branches.append(f"(?<=[{_RESERVED}])")
         self.pattern = re.compile(f"[{''.join(starts)}{_RESERVED}](?:{'|'.join(branches)})")
-        # What every token begins with: `in` is 5x as fast as the pattern, unless there are many to look for.
+        # The beginnings of all tokens: `in` is 5x as fast as the pattern, unless there are many of them.
         self._beginnings = [_common_prefix(group) for group in groups]
         self._few = len(groups) <= 4
 
     def is_in(self, text: str) -> bool:
-        """Whether `text` holds any of them."""
+        """Return whether `text` contains any of them."""
         if self._few and text.isascii():
             for beginning in self._beginnings:
                 if beginning in text:
@@ -108,7 +111,7 @@ class _Special:
 
 
 def _tree(texts: list[str]) -> str:
-    """A regular expression for the longest of the sorted `texts` that matches.
+    """Build a regular expression for the longest matching text of the sorted `texts`.
 
     >>> _tree(["", "ab", "ac", "b"])
     '(?:a(?:b|c)|b|)'
@@ -118,22 +121,22 @@ def _tree(texts: list[str]) -> str:
     if len(rests) == 1:
         return re.escape(prefix)
     groups = [_tree([*group]) for start, group in itertools.groupby(rests, lambda rest: rest[:1]) if start]
-    # The end comes last: a longer token is preferred.
+    # The empty rest comes last, so that a longer token is preferred.
     ends = [""] if "" in rests else []
     return f"{re.escape(prefix)}(?:{'|'.join(groups + ends)})"
 
 
 def _common_prefix(texts: list[str]) -> str:
-    """What all of the sorted `texts` begin with."""
+    """Return the common prefix of the sorted `texts`."""
     return os.path.commonprefix([texts[0], texts[-1]])  # noqa: RUF071 - of characters, not of folders
 
 
 def _holds(value: Any, special: _Special) -> bool:
-    """Whether there is anything for `_map_strings` to replace."""
+    """Return whether `_map_strings` has anything to replace."""
     if isinstance(value, str):
         return special.is_in(value)
     if isinstance(value, dict):
-        # Keys too, and all at once: a template may print them.
+        # Keys too, joined for one search: a template may print them.
         if special.is_in("\0".join(value)):
             return True
         value = value.values()

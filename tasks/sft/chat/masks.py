@@ -1,11 +1,11 @@
-"""Which characters of a rendered conversation are trained.
+"""Decide which characters of a rendered conversation are trained.
 
-Two ways to know, in this order:
+There are two ways, tried in this order:
 
-* Templates with `{% generation %}` blocks say it themselves: one render is exact.
-* Otherwise the assistant's text is what stands between two prefix renders: the conversation before the
-  message with the header that invites an answer, and the conversation up to and including the message. Both
-  must be prefixes of the full render. Templates that strip earlier reasoning break that; then the conversation
+* Templates with `{% generation %}` blocks mark them: one render is exact.
+* Otherwise the assistant's text lies between two prefix renders: the conversation before the message, with
+  the header that prompts for an answer, and the conversation up to and including the message. Both must be
+  prefixes of the full render. Templates that strip earlier reasoning break that; then the conversation
   is split into one sample per user turn, in which only the last turn is trained.
 
 White space that a template prints after an end-of-turn marker is not trained: the model stops at the marker.
@@ -31,11 +31,11 @@ _FALSE = (False, "false")
 
 
 class Piece(NamedTuple):
-    """A run of rendered text that is encoded as one.
+    """A stretch of rendered text that is encoded as a whole.
 
     Attributes:
         text: the characters.
-        trained: whether every token of it carries loss.
+        trained: whether all of its tokens carry loss.
         literal: encode special tokens in it as plain text.
     """
 
@@ -51,7 +51,7 @@ Sample = list[Piece]
 def samples(
     template: ChatTemplate, conversation: Conversation, train_on: TrainOn, literals: list[str]
 ) -> list[Sample]:
-    """The training samples of a conversation: usually one, one per user turn where the template forces it.
+    """Return the training samples of a conversation: usually one, or one per user turn if the template forces it.
 
     Args:
         template: the compiled template.
@@ -60,7 +60,7 @@ def samples(
         literals: what the stand-ins in the messages stand for.
 
     Raises:
-        RowRejected: `template_error`, `mask_unresolved`, or `no_trained_token` when nothing is to be trained.
+        RowRejected: `template_error`, `mask_unresolved`, or `no_trained_token` if there is nothing to train.
     """
     messages, flags = _without_flags(conversation.messages)
     wanted = _wanted(messages, flags, train_on)
@@ -76,7 +76,7 @@ def samples(
 
 
 def _without_flags(messages: list[Message]) -> tuple[list[Message], list[bool]]:
-    """The messages without their `train` and `weight` keys, and whether each may be trained."""
+    """Remove the `train` and `weight` keys, and return whether each message may be trained."""
     if not any("train" in message or "weight" in message for message in messages):
         return messages, [True] * len(messages)
     flags = [
@@ -87,7 +87,7 @@ def _without_flags(messages: list[Message]) -> tuple[list[Message], list[bool]]:
 
 
 def _wanted(messages: list[Message], flags: list[bool], train_on: TrainOn) -> list[bool]:
-    """For each message, whether it is an assistant message whose text is trained."""
+    """Mark the assistant messages whose text is trained."""
     wanted = [message["role"] == "assistant" and flag for message, flag in zip(messages, flags, strict=True)]
     if train_on is TrainOn.LAST_TURN:
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
@@ -142,7 +142,7 @@ def _trained_spans(
 
 
 def _generation_blocks(marked: str) -> tuple[str, list[Span]]:
-    """The text without marks, and the spans the marks enclosed."""
+    """Remove the marks from the text, and return the spans they enclosed."""
     blocks: list[Span] = []
     start = None
     position = 0
@@ -165,7 +165,7 @@ def _generation_blocks(marked: str) -> tuple[str, list[Span]]:
 
 
 def _blocks_of(render: _Renderer, text: str, blocks: list[Span], wanted: list[bool]) -> list[Span]:
-    """The blocks of the wanted messages; several blocks, or none, may belong to one message."""
+    """Select the blocks of the wanted messages; a message may have several blocks, or none."""
     assistants = [i for i, message in enumerate(render.messages) if message["role"] == "assistant"]
     if all(wanted[i] for i in assistants):
         return blocks
@@ -174,7 +174,7 @@ def _blocks_of(render: _Renderer, text: str, blocks: list[Span], wanted: list[bo
     chosen: list[Span] = []
     before = 0
     for position, following in zip(assistants, [*assistants[1:], None], strict=True):
-        # Only where trained and untrained messages meet does it matter whose a block is.
+        # Which message owns a block only matters between trained and untrained messages.
         if following is not None and wanted[position] == wanted[following]:
             continue
         upto = len(blocks) if following is None else _blocks_up_to(render, text, blocks, position + 1)
@@ -185,7 +185,7 @@ def _blocks_of(render: _Renderer, text: str, blocks: list[Span], wanted: list[bo
 
 
 def _blocks_up_to(render: _Renderer, text: str, blocks: list[Span], count: int) -> int:
-    """How many of `blocks` belong to the first `count` messages, which must render as they do in `text`."""
+    """Count the blocks of the first `count` messages, which must render as they do in `text`."""
     prefix, found = _generation_blocks(render.marked(count))
     end = found[-1][1] if found else 0
     if found != blocks[: len(found)] or prefix[:end] != text[:end]:
@@ -194,7 +194,7 @@ def _blocks_up_to(render: _Renderer, text: str, blocks: list[Span], count: int) 
 
 
 def _message_spans(render: _Renderer, wanted: list[bool], text: str, count: int) -> list[Span] | None:
-    """The span of each wanted message in `text`, or `None` if prefix renders do not agree with it."""
+    """Find the span of each wanted message in `text`; return `None` if prefix renders differ from it."""
     spans = []
     for position in range(count):
         if not wanted[position]:
@@ -210,7 +210,7 @@ def _message_spans(render: _Renderer, wanted: list[bool], text: str, count: int)
 
 
 def _span_start(render: _Renderer, position: int, upto: str) -> int | None:
-    """Where the text of a message begins: after its header."""
+    """Find where the text of a message begins: after its header."""
     assistant = render.messages[position]["role"] == "assistant"
     try:
         header = render.text(position, prompt=assistant)
@@ -218,7 +218,7 @@ def _span_start(render: _Renderer, position: int, upto: str) -> int | None:
         header = None
     if header is not None and upto.startswith(header):
         return len(header)
-    # Some templates invite with more than they print later ("<think>"): find the header by a probe instead.
+    # Some templates prompt with more than they print later ("<think>"): find the header with a probe instead.
     probe = {"role": render.messages[position]["role"], "content": _PROBE}
     try:
         probed = render.template.render([*render.messages[:position], probe], render.tools)
@@ -229,12 +229,12 @@ def _span_start(render: _Renderer, position: int, upto: str) -> int | None:
 
 
 def _span_end(message: Message, upto: str, start: int) -> int:
-    """The end of a message's text: white space after an end-of-turn marker is the template's, not the model's."""
+    """Find the end of a message's text: white space after an end-of-turn marker comes from the template."""
     content = message.get("content")
     stripped = upto.rstrip()
     if isinstance(content, str):
         body = content.strip()
-        # The first occurrence: the last one of ">" is the end of the marker itself.
+        # Take the first occurrence: the last ">" would be the end of the marker itself.
         found = upto.find(body, start)
         if found >= 0 and not upto[found + len(body) :].strip():
             return len(upto)
@@ -242,7 +242,7 @@ def _span_end(message: Message, upto: str, start: int) -> int:
 
 
 def _per_user_turn(render: _Renderer, wanted: list[bool]) -> Iterator[tuple[str, list[Span]]]:
-    """One sample per user turn that holds a wanted message; the sample ends with that turn."""
+    """Yield one sample per user turn with a wanted message; the sample ends with that turn."""
     messages = render.messages
     starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
     ends = [*starts, len(messages)][1:]

@@ -1,13 +1,13 @@
-"""Chat templates in a sandbox: no file access, no unsafe attributes, no clock, no endless loops.
+"""Run chat templates in a sandbox: no file access, no unsafe attributes, no clock, no endless loops.
 
-The environment gives templates what transformers gives them (`raise_exception`, `tojson`, `namespace`, loop
-controls, `{% generation %}`), with three differences, each for a reason:
+Templates get the same environment as in transformers (`raise_exception`, `tojson`, `namespace`, loop controls,
+`{% generation %}`), with three differences:
 
 * `strftime_now` exists only when a date is configured: today's date would change the output every day.
-* Loops, macro calls and `*`/`**` draw on a budget counted in steps, not seconds, so a template that loops for
-  ever fails at the same point on every machine.
-* A generation block prints private-use marks around its text. They survive macros, loops and `set` blocks,
-  and say exactly where the assistant's text lies; `masks.py` removes them.
+* Loops, macro calls and `*`/`**` use up a budget of steps, not seconds, so a template that loops forever
+  fails at the same point on every machine.
+* A generation block prints private-use marks around its text. They survive macros, loops and `set` blocks
+  and show exactly where the assistant's text is; `masks.py` removes them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from schemas.errors import ConfigError
 from tasks.run.rejects import RowRejected
 
-# Supplementary private use area B belongs to us inside a rendered text; content that holds such a character
-# is escaped before rendering (see escape.py), so a mark can never be forged.
+# We reserve supplementary private use area B inside rendered text; content with such a character is escaped
+# before rendering (see escape.py), so a mark can never be forged.
 GENERATION_OPEN = "\U0010fffc"
 GENERATION_CLOSE = "\U0010fffd"
 _RESERVED = re.compile("[\ud800-\udfff\U00100000-\U0010fffd]")
@@ -37,10 +37,10 @@ _RESERVED = re.compile("[\ud800-\udfff\U00100000-\U0010fffd]")
 STEP_BUDGET = 2_000_000
 _MAX_REPEATED = 10_000_000
 _BUDGET = "_gristmill_budget"
-# transformers fills the first from the others, because templates differ in which one they read.
+# transformers fills the first from the others, because templates read different ones.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
-# In `message.items`, the method comes before a key of that name.
+# In `message.items`, the method takes precedence over a key of that name.
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 Message = dict[str, Any]
@@ -51,14 +51,14 @@ class TemplateBudgetError(jinja2.TemplateError):
 
 
 class _Budget:
-    """Counts the steps of one render; called by the nodes that `_Environment` inserts."""
+    """Count the steps of one render; called by the nodes that `_Environment` inserts."""
 
     def __init__(self) -> None:
         self.left = STEP_BUDGET
 
     def __call__(self, iterable: Any = ()) -> Any:
         items = iterable if hasattr(iterable, "__len__") else list(iterable)
-        # Entering a block costs what about 20 rounds of a plain loop cost.
+        # Entering a block costs about as much as 20 iterations of a plain loop.
         self.left -= len(items) + 20
         if self.left < 0:
             raise TemplateBudgetError(
@@ -171,7 +171,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-            # Every render copies the globals; from jinja2's chain of maps that took a third of the render.
+            # Every render copies the globals; copying jinja2's chain of maps took a third of the render.
             self._template.globals = dict(self._template.globals)
         except Exception as error:
             # Besides Jinja's own errors: `{% break %}` outside a loop is Python's SyntaxError.
@@ -188,15 +188,15 @@ class ChatTemplate:
         self.one_block_a_message = _generation_blocks(tree) == 1 and not any(map(_generation_blocks, inner))
 
     def render(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool = False) -> str:
-        """The conversation as text, generation marks included.
+        """Render the conversation as text, including generation marks.
 
         Args:
             messages: role/content dicts of plain JSON values.
             tools: tool schemas, or `None`.
-            prompt: end with the header that invites the assistant's answer.
+            prompt: end with the header that prompts for the assistant's answer.
 
         Raises:
-            RowRejected: `template_error`, with what the template raised.
+            RowRejected: `template_error`, with the error of the template; `template_budget`, it took too many steps.
         """
         try:
             return self._template.render(
@@ -212,7 +212,7 @@ class ChatTemplate:
         except RecursionError:
             raise RowRejected("template_error", "the template recurses too deeply") from None
         except Exception as error:
-            # A template is foreign code and may raise anything: KeyError, TypeError, its own exception.
+            # A template is third-party code and may raise anything: KeyError, TypeError, its own exception.
             raise RowRejected("template_error", f"{type(error).__name__}: {error}"[:500]) from None
 
     def check_terminates(self) -> None:
@@ -220,7 +220,7 @@ class ChatTemplate:
 
         Raises:
             ConfigError: it exceeds the step budget. Other errors are left to the rows: a template may
-                well refuse this conversation and accept the user's.
+                refuse this conversation and accept the user's.
         """
         try:
             self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None)
@@ -236,11 +236,11 @@ def _generation_blocks(node: nodes.Node) -> int:
 
 
 def _refuse_reserved(source: str) -> None:
-    """A template that prints our own marks would make masks of its own."""
+    """Refuse a template that contains our own marks, with which it could forge masks."""
     found = _RESERVED.search(source)
     if found is not None:
         raise ConfigError(
-            f"the chat template holds the character U+{ord(found[0]):X}; U+D800..U+DFFF are no characters and "
+            f"the chat template contains U+{ord(found[0]):X}; U+D800..U+DFFF are not characters, and "
             "U+100000..U+10FFFD are reserved for marks; remove it",
             code="bad_template",
             where="tokenizer.chat_template",

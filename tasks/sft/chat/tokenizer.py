@@ -1,10 +1,10 @@
-"""Tokenizers, loaded once per process through transformers; encoding of rendered pieces.
+"""Load tokenizers once per process through transformers, and encode rendered pieces.
 
-Pieces of one conversation are encoded apart, as they are when the model runs: the prompt first, then what the
-model writes. On templates whose turns border on special tokens the ids equal those of the whole text.
+The pieces of a conversation are encoded separately, as when the model runs: first the prompt, then what the
+model writes. If a template delimits turns by special tokens, the ids equal those of the whole text.
 
 `TOKENIZERS_PARALLELISM=false` makes `encode_batch_fast` run on the calling thread. Python threads then scale
-(1.9x on 2 cores), where `RAYON_NUM_THREADS=1` sends every thread through one pool thread (1.0x).
+(1.9x on 2 cores), whereas `RAYON_NUM_THREADS=1` sends all threads through one pool thread (1.0x).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Encoded:
     """Tokens of many samples.
 
     Attributes:
-        tokens: int32[total], the samples one after the other.
-        trained: uint8[total], 1 where the token is the model's.
+        tokens: int32[total], the samples one after another.
+        trained: uint8[total], 1 where the token is trained.
         lengths: int64[num_samples].
     """
 
@@ -49,8 +49,8 @@ class ChatTokenizer:
 
     Attributes:
         template: the chat template.
-        escaper: replaces special tokens typed in content.
-        vocabulary_size: ids are below this.
+        escaper: replaces special tokens in content.
+        vocabulary_size: all ids are below this.
         eos_id: id of the end-of-sequence token, or `None`.
     """
 
@@ -69,21 +69,23 @@ class ChatTokenizer:
         self.template.check_terminates()
         self._added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
         self.escaper = _escaper(tokenizer, template) if config.escape_special_tokens else Escaper(())
-        # SentencePiece-style tokenizers put a space before a text; "x" alone then is not the token "x".
+        # SentencePiece-style tokenizers put a space before a text, so "x" alone is not the token "x".
         self._adds_prefix = "".join(self._backend.encode("x", add_special_tokens=False).tokens) != "x"
         self._newline = self._backend.encode("\n", add_special_tokens=False).ids
 
     def encode(self, samples: Sequence[Sequence[Piece]]) -> Encoded:
-        """Encode samples; runs on the calling thread and releases the GIL while it works.
+        """Encode samples on the calling thread, with the GIL released.
 
         Raises:
             IntegrityError: a special token's text encodes to that token even as plain text.
         """
+        # One call for the pieces of all samples: per-call overhead would dominate short messages.
         pieces = [piece for sample in samples for piece in sample]
         ids = self._encode_pieces(samples, pieces)
         lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         flags = np.fromiter((piece.trained for piece in pieces), dtype=np.uint8, count=len(pieces))
         tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
+        # Flat arrays from here on: samples are recovered from cumulative piece lengths, without a loop over tokens.
         per_sample = np.fromiter(map(len, samples), dtype=np.int64, count=len(samples))
         bounds = np.concatenate(([0], np.cumsum(per_sample)))
         ends = np.concatenate(([0], np.cumsum(lengths)))[bounds]
@@ -104,14 +106,14 @@ class ChatTokenizer:
     def _encode_one(self, piece: Piece, guarded: bool) -> list[int]:
         backend = self._without_added_tokens() if piece.literal else self._backend
         if guarded:
-            # Behind a newline no prefix space is added; the newline's ids are cut off again.
+            # After a newline no prefix space is added; the newline's ids are removed again.
             ids: list[int] = backend.encode("\n" + piece.text, add_special_tokens=False).ids
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
         ids = backend.encode(piece.text, add_special_tokens=False).ids
         if piece.literal and self._added.get(piece.text) in ids:
             raise IntegrityError(
-                f"the special token {piece.text!r} cannot be escaped: this tokenizer makes it from plain text; "
+                f"the special token {piece.text!r} cannot be escaped: this tokenizer produces it from plain text; "
                 "set tokenizer.escape_special_tokens: false",
                 code="unescapable",
                 where="tokenizer.path",
@@ -132,7 +134,7 @@ class ChatTokenizer:
         return self._plain
 
 
-# Two tasks of one process must not both spend a second on loading the same tokenizer.
+# Prevent two tasks of one process from both spending a second on loading the same tokenizer.
 _LOADING = threading.Lock()
 
 
@@ -143,7 +145,7 @@ def _texts(pieces: list[Piece]) -> list[str]:
 @functools.lru_cache(maxsize=4)
 def _load(folder: str) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Only tokenizers are used; without this transformers warns that no deep-learning library is there.
+    # Only tokenizers are used; without this, transformers warns about missing deep-learning libraries.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
@@ -157,7 +159,7 @@ def _load(folder: str) -> Any:
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
-            f"{type(tokenizer).__name__} has no fast version; pack-sft needs a tokenizer.json",
+            f"{type(tokenizer).__name__} is not a fast tokenizer; pack-sft needs a tokenizer.json",
             code="bad_tokenizer",
             where="tokenizer.path",
         )
@@ -171,7 +173,7 @@ def _own_template(tokenizer: Any) -> str:
         source = None
     if not source:
         raise ConfigError(
-            "the tokenizer has no chat template; give one as tokenizer.chat_template",
+            "the tokenizer has no chat template; set tokenizer.chat_template",
             code="missing_template",
             where="tokenizer.chat_template",
         )
@@ -186,7 +188,7 @@ def _escaper(tokenizer: Any, template: str) -> Escaper:
 
 
 def load_tokenizer(source: TokenizerSource, config: TokenizerConfig) -> ChatTokenizer:
-    """The tokenizer of this process, loaded once.
+    """Return the tokenizer of this process, loaded once.
 
     Raises:
         ConfigError: `bad_tokenizer`, `missing_template` or `bad_template`.

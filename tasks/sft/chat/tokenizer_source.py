@@ -1,6 +1,6 @@
-"""Where a tokenizer lies and what it is, found and digested without loading it.
+"""Locate and digest a tokenizer without loading it.
 
-Kept apart from tokenizer.py because a cached re-run needs the digest and cannot afford the imports.
+Separate from tokenizer.py because a cached re-run needs the digest but cannot afford the imports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tasks.inputs.texts import template_source
 from tasks.storage.listing import entries
 from tasks.storage.reading import read_bytes
 
-# The files transformers reads a tokenizer from; a model folder also holds gigabytes that do not matter here.
+# The files from which transformers reads a tokenizer; a model folder also has gigabytes of irrelevant files.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,12 +32,12 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where a tokenizer lies, and the digest of everything that decides its ids and its template.
+    """The location of a tokenizer, and the digest of everything that decides its ids and its template.
 
     Attributes:
         folder: local folder.
         digest: SHA-256 over the names and contents of its tokenizer files.
-        chat_template: template source given by the configuration; empty for the tokenizer's own.
+        chat_template: template source from the configuration; empty for the tokenizer's own.
     """
 
     folder: str
@@ -49,9 +49,9 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     """Locate the tokenizer and its template without loading either.
 
     Raises:
-        ConfigError: `missing_tokenizer`, `bad_tokenizer` when a file of it cannot be read, or a template file
-            that does not exist.
-        MissingExtraError: a hub id is given and huggingface_hub is not installed.
+        ConfigError: `missing_tokenizer`; `bad_tokenizer`, one of its files cannot be read; or a template file
+            does not exist.
+        MissingExtraError: a hub id is given, but huggingface_hub is not installed.
     """
     folder = Path(config.path)
     if not folder.is_dir():
@@ -60,7 +60,7 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     files += entries(folder / "additional_chat_templates", "*.jinja")
     if not any(file.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for file in files):
         raise ConfigError(
-            f"the folder holds no tokenizer; expected tokenizer.json in {folder}",
+            f"the folder does not contain a tokenizer; expected tokenizer.json in {folder}",
             code="missing_tokenizer",
             where="tokenizer.path",
         )
@@ -82,13 +82,13 @@ def _from_hub(config: TokenizerConfig) -> Path:
     looks_local = config.path.startswith((".", "/", "~")) or config.path.count("/") != 1
     if looks_local:
         raise ConfigError(
-            f"no such folder: {config.path!r}; give a folder that holds tokenizer.json",
+            f"no such folder: {config.path!r}; specify a folder with tokenizer.json",
             code="missing_tokenizer",
             where="tokenizer.path",
         )
     if config.revision is None:
         raise ConfigError(
-            f"{config.path!r} is no local folder; to use it as a hub id give its revision, so that the same "
+            f"{config.path!r} is not a local folder; to use it as a hub id, set its revision, so that the same "
             "configuration always means the same tokenizer",
             code="missing_tokenizer",
             where="tokenizer.revision",
@@ -105,7 +105,7 @@ def _from_hub(config: TokenizerConfig) -> Path:
         )
     except Exception as error:
         raise ConfigError(
-            f"cannot get {config.path!r} at revision {config.revision!r} from the hub: {error}",
+            f"cannot download {config.path!r} at revision {config.revision!r} from the hub: {error}",
             code="missing_tokenizer",
             where="tokenizer.path",
         ) from error

@@ -1,4 +1,4 @@
-"""Packed data for trainers: data sets, batches, samplers. Importing this needs neither Prefect nor torch.
+"""Packed data for trainers: data sets, batches, samplers. Importing this requires neither Prefect nor torch.
 
 dataset = create_sft_dataset("runs-output/sft", split="train", tokenizer=tokenizer, max_seq_length=4096)
 loader = PackedLoader(dataset, batch_size=8, num_workers=4)

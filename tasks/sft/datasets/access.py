@@ -1,9 +1,9 @@
-"""Single bins of packed shards as numpy views: shards indexed once, opened as needed, groups of bins decoded once.
+"""Read single bins of packed shards as numpy views: index shards once, open them as needed, decode groups once.
 
 A Parquet row group is decoded whole and kept while the groups around it are read. Memmap rows are views of the file.
 Of each shard only its group offsets are kept; at most 16 are open at a time: a memmap costs five file descriptors, a
-Parquet footer of 256 row groups 1.1 MB, and to parse it again 0.9 ms. What is open is left behind when the object is
-pickled or the process forks. Threads decode one after the other: two that read one Parquet file crash the process.
+Parquet footer of 256 row groups 1.1 MB, and parsing it again 0.9 ms. Open shards are dropped when the object is
+pickled or the process forks. Threads decode one at a time: two that read one Parquet file crash the process.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.sft.shards.remote import UriParquetShard
 from tasks.sft.shards.shard import BadShardError, Shard, ShardMetadata
 
-# input_ids int32[n], seq_boundaries int64[sequences + 1], loss_mask uint8[n]; none of them writable.
+# input_ids int32[n], seq_boundaries int64[sequences + 1], loss_mask uint8[n]; all read-only.
 Bin = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]
 
-# Bins read together where the format has no row groups; the same as the row groups we write.
+# Bins read together if the format has no row groups; the same as the row groups we write.
 GROUP_BINS = 64
 _OPEN_SHARDS = 16
 
 
 class _Group:
-    """Decoded bins, with the boundaries of all of them made at once."""
+    """Decoded bins, with the boundaries of all of them computed at once."""
 
     def __init__(self, bins: RawBins, where: str) -> None:
         _check(bins, where)
@@ -59,7 +59,7 @@ class _Mapped:
 
     def __init__(self, shard: MemmapShard) -> None:
         lengths, offsets = shard.index
-        # Plain arrays: slicing a `numpy.memmap` costs ten times as much.
+        # Use plain arrays: slicing a `numpy.memmap` costs ten times as much.
         self._ids, self._mask = (np.asarray(shard.arrays[name]) for name in ("input_ids", "loss_mask"))
         starts = np.asarray(shard.arrays["seq_starts"])
         self._boundaries, self._ends = _boundaries(starts, offsets, lengths)
@@ -74,7 +74,7 @@ class _Mapped:
 def _boundaries(
     starts: NDArray[Any], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The starts of every bin with its length behind them, flat, and the offsets of the bins in that."""
+    """Return the starts of each bin followed by its length, flat, and the offset of each bin in that array."""
     ends = offsets + np.arange(len(offsets))
     boundaries = np.insert(starts.astype(np.int64), offsets[1:], lengths)
     boundaries.flags.writeable = False
@@ -82,7 +82,7 @@ def _boundaries(
 
 
 def _as(values: NDArray[Any], dtype: type[np.integer[Any]], where: str) -> NDArray[Any]:
-    """`values` as `dtype`; without a copy if they are."""
+    """Convert `values` to `dtype`, without a copy if possible."""
     if values.dtype == dtype:
         return values
     limits = np.iinfo(dtype)
@@ -96,7 +96,7 @@ def _as(values: NDArray[Any], dtype: type[np.integer[Any]], where: str) -> NDArr
 
 
 def _check(bins: RawBins, where: str) -> None:
-    """What would be read as something else, or not at all; everything else is checked on demand."""
+    """Check for what would be misread or unreadable; everything else is only validated on demand."""
     tokens = np.diff(bins.ids_offsets)
     for rows, rule, detail in (
         (bins.null_rows, "no_nulls", "a null list or a null inside a list"),
@@ -112,7 +112,7 @@ def _check(bins: RawBins, where: str) -> None:
             )
 
 
-# A forked process opens files of its own, and its parent's locks may be held for ever.
+# A forked process opens its own files, because its parent's locks may never be released.
 _ALL: weakref.WeakSet[BinAccess] = weakref.WeakSet()
 
 
@@ -126,13 +126,13 @@ os.register_at_fork(after_in_child=_drop_all)
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What is kept of shards that are not open.
+    """The part of shards that is kept when they are not open.
 
     Attributes:
         bin_offsets: the first bin of each shard, and the end.
         group_offsets: int64[groups + 1], the first bin of each group, over all shards.
         largest_group: bins of the largest group.
-        metadata: what the shards say about themselves: what all of them agree on.
+        metadata: the metadata on which all shards agree.
     """
 
     bin_offsets: list[int]
@@ -142,11 +142,11 @@ class ShardIndex:
 
 
 class BinAccess:
-    """Any bin of several shards.
+    """Access to any bin of several shards.
 
     Args:
         paths: local paths, or URIs of Parquet files.
-        window: how many bins are held decoded, besides two groups at the edges of a window.
+        window: how many bins are kept decoded, besides two groups at the edges of a window.
     """
 
     def __init__(self, paths: Sequence[Path | str], window: int = WINDOW) -> None:
@@ -174,10 +174,10 @@ class BinAccess:
 
     @property
     def index(self) -> ShardIndex:
-        """Read from every shard at the first look.
+        """The index of all shards, read on first access.
 
         Raises:
-            BadShardError: a shard cannot be read, or is none.
+            BadShardError: a file is not a readable shard.
             ConfigError: the shards have different pack sizes, counts or tokenizers.
         """
         if self._index is None:
@@ -185,10 +185,10 @@ class BinAccess:
         return self._index
 
     def bin(self, number: int) -> Bin:
-        """The bin `number`, 0 <= number < bins.
+        """Return the bin `number`, 0 <= number < bins.
 
         Raises:
-            BadShardError: it cannot be read.
+            BadShardError: the bin cannot be read.
         """
         first, end, group = self._last
         if group is not None and first <= number < end:
@@ -212,7 +212,7 @@ class BinAccess:
         return group.bin(number - first)
 
     def close(self) -> None:
-        """Give all files back; the next look opens them again."""
+        """Close all files; the next access opens them again."""
         for shard in self._open.values():
             shard.close()
         self._drop()
@@ -271,7 +271,7 @@ def _index(paths: Sequence[Path | str]) -> ShardIndex:
             known, where = seen.setdefault(name, (value, path)) if value is not None else (None, path)
             if known != value:
                 raise ConfigError(
-                    f"the shards differ in {name}: {known} in {where}, {value} here; they cannot be one data set",
+                    f"the shards differ in {name}: {known} in {where}, {value} here; they cannot form one data set",
                     code="mixed_shards",
                     where=str(path),
                 )

@@ -1,4 +1,4 @@
-"""What every packed data set does: samples by number, padding samples, batches, and where iteration stands."""
+"""Base of packed data sets: samples by number, padding samples, batches, and resumable iteration."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class SftDataset(ABC):
     """Packed bins as samples.
 
     A sample is `{"input_ids": int32[n], "seq_boundaries": int64[sequences + 1], "loss_mask": uint8[n]}`, read-only
-    views of what was read. A negative number is a padding sample: the sample that Python's indexing would give, with
-    a mask of zeros; that is decided before the mapping, which would hide it.
+    views of the data. A negative number is a padding sample: the sample that Python's indexing would return, with a
+    mask of zeros; the sign is checked before the mapping, which would hide it.
 
-    With `max_num_samples` there are so many samples: the bins in a seeded order, epoch after epoch, each a
-    permutation. Without, sample i is bin i.
+    `max_num_samples` sets the number of samples: the bins in a seeded order, epoch after epoch, each a permutation.
+    Without it, sample i is bin i.
 
-    Arguments that every data set takes:
+    Arguments of every data set:
 
-    * `max_num_samples`, `seed`: as said.
-    * `window`: bins shuffled together, see tasks/sft/datasets/order.py; also about how many are held in memory.
+    * `max_num_samples`, `seed`: see above.
+    * `window`: bins shuffled together, see tasks/sft/datasets/order.py; about as many are kept in memory.
 
-    Threads may share a data set, and so may processes, by fork or by pickling it.
+    Threads may share a data set, and so may processes, by forking or pickling.
     """
 
     collate_fn: Collate
@@ -48,20 +48,20 @@ class SftDataset(ABC):
     @property
     @abstractmethod
     def num_bins(self) -> int:
-        """Bins, or for a blend samples, before any mapping."""
+        """Number of bins, or of samples in a blend, before any mapping."""
 
     @property
     @abstractmethod
     def bin_groups(self) -> NDArray[np.int64]:
-        """int64[groups + 1], first 0: which bins are read together."""
+        """int64[groups + 1], first 0: the bins that are read together."""
 
     @abstractmethod
     def bin(self, number: int) -> Bin:
-        """`input_ids`, `seq_boundaries`, `loss_mask` of the bin `number`, 0 <= number < num_bins."""
+        """Return `input_ids`, `seq_boundaries`, `loss_mask` of the bin `number`, 0 <= number < num_bins."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give all files back; the next look opens them again."""
+        """Close all files; the next access opens them again."""
 
     def __len__(self) -> int:
         return self.num_bins if self.max_num_samples is None else self.max_num_samples
@@ -71,7 +71,7 @@ class SftDataset(ABC):
         is_padding = index < 0
         if not length or index >= length:
             raise IndexError(f"sample {index} of {length}")
-        # Trainers fill up a global batch with -1, -2 and so on, also where there are fewer samples.
+        # Trainers fill up a global batch with -1, -2 and so on, even if there are fewer samples.
         number = int(index) % length if is_padding else int(index)
         if self.max_num_samples is not None:
             number = self._mapped(number)
@@ -82,7 +82,7 @@ class SftDataset(ABC):
 
     @property
     def sample_groups(self) -> NDArray[np.int64]:
-        """int64[groups + 1]: which samples lie near each other, for a sampler."""
+        """int64[groups + 1]: the samples that are stored close together, for samplers."""
         if self.max_num_samples is None:
             return self.bin_groups
         return np.append(np.arange(0, len(self), self.window), len(self))
@@ -90,12 +90,14 @@ class SftDataset(ABC):
     def _mapped(self, sample: int) -> int:
         if self._mapping is None:
             if not self.num_bins:
-                raise InputError("there is no bin to map samples to", code="no_bins", where="max_num_samples")
+                raise InputError(
+                    "there are no bins to map samples to", code="no_bins", where="max_num_samples"
+                )
             self._mapping = SampleMapping(EpochOrder(self.bin_groups, self.seed, window=self.window))
         return self._mapping[sample]
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """All samples in order; after `load_state_dict`, the first time, from where that was."""
+        """Yield all samples in order; the first time after `load_state_dict`, from the saved position."""
         start, self._start = self._start, 0
         for position in range(start, len(self)):
             self._position = position + 1
@@ -103,22 +105,22 @@ class SftDataset(ABC):
         self._position = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where iteration stands: plain numbers.
+        """Return the position of iteration as plain numbers.
 
-        Only of `for sample in dataset`. Samples that a loader fetches by number are counted by its sampler, or by
-        `tasks.sft.datasets.loader.PackedLoader`.
+        It only covers `for sample in dataset`. Samples that a loader fetches by number are counted by its sampler, or
+        by `tasks.sft.datasets.loader.PackedLoader`.
         """
         return {"position": self._position, "samples": len(self), "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state` was taken.
+        """Resume where `state` was saved.
 
         Raises:
-            ConfigError: it is of another data set.
+            ConfigError: `other_state`, it belongs to another data set.
         """
         expected = {**self.state_dict(), "position": state.get("position")}
         if state != expected or not 0 <= state["position"] <= len(self):
-            raise ConfigError(f"the state {state} is not one of this data set", code="other_state")
+            raise ConfigError(f"the state {state} does not belong to this data set", code="other_state")
         self._start = self._position = state["position"]
 
 
@@ -132,7 +134,7 @@ def collate_of(
     pad_seq_length_to_mult: int,
     pad_seq_to_mult: int,
 ) -> Collate:
-    """The batches that a data set's arguments ask for.
+    """Create the `Collate` for a data set's arguments.
 
     Raises:
         ConfigError: they contradict each other, or the pack metadata cannot be read.
@@ -156,7 +158,7 @@ def collate_of(
 
 
 def _pad_id(tokenizer: Any) -> int:
-    """The end-of-sequence id, as Megatron's tokenizers or transformers' name it; 0 without a tokenizer."""
+    """Return the end-of-sequence id of a Megatron or transformers tokenizer; 0 without a tokenizer."""
     for name in ("eos_id", "eos_token_id"):
         value = getattr(tokenizer, name, None)
         if isinstance(value, int):

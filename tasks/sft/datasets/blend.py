@@ -1,4 +1,4 @@
-"""Data sets blended by weight: every prefix has the right share of each, small ones come round again."""
+"""Blend data sets by weight: every prefix has the right share of each, and small ones are repeated."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from tasks.sft.datasets.order import WINDOW, EpochOrder, SampleMapping
 class BlendedDataset(SftDataset):
     """Samples of several data sets in proportion to weights.
 
-    After any number of samples each data set is within one of its share. Of each the samples come in a seeded order,
-    epoch after epoch, each a permutation: a data set whose share is larger than it is comes round again, one whose
-    share is smaller is not finished.
+    After any number of samples, each data set is within one sample of its share. The samples of each come in a seeded
+    order, epoch after epoch, each a permutation: a data set smaller than its share is repeated, a larger one is not
+    used up.
 
     Args:
-        datasets: what is blended; their own mapping, if any, is kept.
-        weights: any scale; `None`: in proportion to their sizes, so that each sample comes once.
-        max_num_samples: how many samples there are; `None`: as many as in all data sets together.
-        seed: of the order in each data set.
-        collate_fn: makes batches; default that of the first data set.
+        datasets: the data sets to blend; their own mapping, if any, is kept.
+        weights: on any scale; `None`: in proportion to size, so that each sample comes once.
+        max_num_samples: number of samples; `None`: as many as in all data sets together.
+        seed: seed of the order in each data set.
+        collate_fn: makes batches; by default that of the first data set.
         window: see `SftDataset`.
 
     Raises:
-        ConfigError: no data set, or a weight that is none; on the first look, a data set is empty.
+        ConfigError: there are no data sets, or a weight is not valid.
+        InputError: on first access, a data set is empty.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class BlendedDataset(SftDataset):
         if not datasets or (weights is not None and len(weights) != len(datasets)):
             raise ConfigError(
                 f"{len(datasets)} data sets with {'no' if weights is None else len(weights)} weights; "
-                "give at least one data set, and as many weights or none",
+                "pass at least one data set, and either one weight for each or no weights",
                 where="weights",
             )
         self.datasets = list(datasets)
@@ -59,7 +60,7 @@ class BlendedDataset(SftDataset):
 
     @property
     def weights(self) -> list[float]:
-        """They add up to 1."""
+        """The weights, scaled to add up to 1."""
         if self._weights is None:
             self._weights = normalised([len(dataset) for dataset in self.datasets])
         return self._weights
@@ -69,7 +70,7 @@ class BlendedDataset(SftDataset):
 
     @property
     def num_bins(self) -> int:
-        """Samples of the blend. Its own order is the mapping: sample i is bin i."""
+        """Number of samples. The blend's order is its own mapping: sample i is bin i."""
         if self.max_num_samples is not None:
             return self.max_num_samples
         return sum(len(dataset) for dataset in self.datasets)
@@ -82,6 +83,7 @@ class BlendedDataset(SftDataset):
         return sample
 
     def bin(self, number: int) -> Bin:
+        """Return the sample `number` of the blend; see `SftDataset.bin`."""
         sources, numbers = self._order or self._blend()
         source = int(sources[number])
         sample = self._orders[source][int(numbers[number])]
@@ -89,14 +91,14 @@ class BlendedDataset(SftDataset):
         return item["input_ids"], item["seq_boundaries"], item["loss_mask"]
 
     def source(self, number: int) -> int:
-        """Which data set sample `number` is from."""
+        """Return the index of the data set from which sample `number` comes."""
         return int((self._order or self._blend())[0][number])
 
     def _blend(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         for position, dataset in enumerate(self.datasets):
             if not len(dataset):
                 raise InputError(
-                    "a blended data set has no sample", code="no_bins", where=f"datasets[{position}]"
+                    "a data set of the blend has no samples", code="no_bins", where=f"datasets[{position}]"
                 )
         self._orders = [
             SampleMapping(EpochOrder(dataset.sample_groups, self.seed + position, window=dataset.window))
@@ -106,5 +108,6 @@ class BlendedDataset(SftDataset):
         return self._order
 
     def close(self) -> None:
+        """Close the files of all data sets; the next access opens them again."""
         for dataset in self.datasets:
             dataset.close()

@@ -1,8 +1,8 @@
-"""Which data set each sample of a blend comes from, so that every prefix follows the weights.
+"""Choose the data set of each sample in a blend, so that every prefix follows the weights.
 
-Choosing the data set that lags most, as blends often do, lets a heavy one fall behind by more than a sample when
-many light ones fall due together. Here each sample has a time from which it may be taken and one by which it must be,
-and the earliest deadline goes first: after any number of samples every data set is within one of its share
+Taking the data set that lags most, as blends often do, lets a heavy one fall behind by more than a sample when many
+light ones are due together. Here each sample has a release time and a deadline, and the earliest deadline goes
+first: after any number of samples, every data set is within one sample of its share
 (R. Tijdeman, "The chairman assignment problem", 1980).
 """
 
@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Weights that add up to 1.
+    """Scale weights to add up to 1.
 
     Raises:
         ConfigError: there are none, or one is not a finite number above 0.
@@ -28,18 +28,21 @@ def normalised(weights: Sequence[float]) -> list[float]:
         raise ConfigError("a blend needs at least one data set", where="weights")
     for position, value in enumerate(values):
         if not 0 < value < float("inf"):
-            raise ConfigError(f"{value} is no weight; allowed: above 0, finite", where=f"weights[{position}]")
+            raise ConfigError(
+                f"{value} is not a valid weight; allowed: finite, greater than 0",
+                where=f"weights[{position}]",
+            )
     total = sum(values)
     return [value / total for value in values]
 
 
 def blend_order(weights: Sequence[float], num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The data set of each sample, and the sample's number within it.
+    """Choose the data set of each sample, and the sample's number within it.
 
-    After any k samples, each data set i has been taken `weights[i] * k` times, give or take less than one.
+    After any k samples, data set i has been taken `weights[i] * k` times, plus or minus less than one.
 
     Args:
-        weights: add up to 1.
+        weights: must add up to 1.
 
     Returns:
         int32[num_samples], int64[num_samples].
@@ -54,7 +57,7 @@ def blend_order(weights: Sequence[float], num_samples: int) -> tuple[NDArray[np.
         return sources, numbers
     slack = 1 / (2 * len(weights) - 2)
     taken = [0] * len(weights)
-    # (release, source) of what may not be taken yet, (deadline, source) of what may.
+    # (release, source) of sources that may not be taken yet, (deadline, source) of those that may.
     waiting = sorted((slack / weight, source) for source, weight in enumerate(weights))
     ready: list[tuple[float, int]] = []
     for sample in range(num_samples):

@@ -1,10 +1,10 @@
-"""Items to batches, as Megatron-Bridge's packed data set makes them.
+"""Collate items to batches in the same way as Megatron-Bridge's packed data set.
 
-A sequence `[s, e)` gives the tokens `ids[s:e-1]`, the labels `ids[s+1:e]` and the mask `loss_mask[s:e-1]`: one less
-than stored. Sequences of a bin follow each other; `cu_seqlens` are their ends. A row is filled up to the length of
-the batch, and what is filled up counts as one more sequence.
+A sequence `[s, e)` becomes the tokens `ids[s:e-1]`, the labels `ids[s+1:e]` and the mask `loss_mask[s:e-1]`: one
+less than stored. Sequences of a bin follow each other; `cu_seqlens` are their ends. A row is padded to the length of
+the batch, and the padding counts as one more sequence.
 
-Rows of `cu_seqlens` differ in length. They end in -1, at least one, and `cu_seqlens_argmin` says where. With
+Rows of `cu_seqlens` differ in length. Each is followed by at least one -1, and `cu_seqlens_argmin` says where. With
 static shapes, for CUDA graphs, every row first gets sequences of length 0 until it has as many as the fullest bin
 of the pack metadata, which is a list with an entry for each data set. Later releases name the same boundaries as
 Megatron-Core does, `cu_seqlens_q` and so on, and repeat the last one instead of -1; batches have both.
@@ -31,7 +31,7 @@ _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqle
 
 @dataclass(frozen=True)
 class StaticShape:
-    """What all batches of a pack-metadata list have room for, in runtime lengths."""
+    """The capacity of all batches of a pack-metadata list, in runtime lengths."""
 
     max_samples_per_bin: int
     dataset_max_seqlen: int
@@ -39,10 +39,10 @@ class StaticShape:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> StaticShape:
-        """From a pack-metadata file.
+        """Read a pack-metadata file.
 
         Raises:
-            ConfigError: it is missing or no list of such entries.
+            ConfigError: `bad_pack_metadata`, it is missing or not a list of such entries.
         """
         try:
             entries = json.loads(content_of(path))
@@ -62,17 +62,17 @@ class StaticShape:
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes batches; a data set's `collate_fn` is one.
+    """Make batches; the type of a data set's `collate_fn`.
 
     Args:
-        pad_id: token that fills up rows.
+        pad_id: token that pads rows.
         max_seq_length: longest row allowed; `None` for any.
-        pad_to_max_length: every row is that long; otherwise as long as the longest, rounded up to a multiple of
+        pad_to_max_length: pad every row to that length; otherwise to the longest, rounded up to a multiple of
             `pad_seq_length_to_mult`.
-        pad_seq_to_mult: what sequences were padded to when they were packed (`pack.pad_to_multiple`). Above 1,
-            `cu_seqlens_unpadded` tells where sequences end without that padding, and `padding_mask` marks it.
+        pad_seq_to_mult: the multiple to which packing padded sequences (`pack.pad_to_multiple`). Above 1,
+            `cu_seqlens_unpadded` says where sequences end without that padding, and `padding_mask` marks it.
         return_cu_seqlen: whether the batch has `cu_seqlens` at all.
-        static: pad `cu_seqlens` to one shape.
+        static: pad `cu_seqlens` to one fixed shape.
 
     Raises:
         ConfigError: static shapes without `pad_to_max_length`, or that without `max_seq_length`.
@@ -90,14 +90,14 @@ class Collate:
         if self.static is not None and not self.pad_to_max_length:
             raise ConfigError("padded cu_seqlens need pad_to_max_length", where="pad_cu_seqlens")
         if self.pad_to_max_length and self.max_seq_length is None:
-            raise ConfigError("give the length that rows are padded to", where="max_seq_length")
+            raise ConfigError("set the length to which rows are padded", where="max_seq_length")
         for name in ("max_seq_length", "pad_seq_length_to_mult", "pad_seq_to_mult"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{value} is out of range; allowed: 1 or more", where=name)
 
     def __call__(self, batch: Sequence[Item]) -> dict[str, Any]:
-        """The batch; torch tensors if torch is installed, numpy arrays otherwise. See `arrays`."""
+        """Make a batch of torch tensors if torch is installed, otherwise of numpy arrays. See `arrays`."""
         arrays = self.arrays(batch)
         if importlib.util.find_spec("torch") is None:
             return arrays
@@ -109,32 +109,33 @@ class Collate:
         }
 
     def arrays(self, batch: Sequence[Item]) -> dict[str, Any]:
-        """The batch as numpy arrays; B rows of T tokens.
+        """Make a batch of numpy arrays: B rows of T tokens.
 
         Returns:
-            `tokens`, `labels`, `loss_mask`, `position_ids`: int64[B, T]; filled up with `pad_id`, `pad_id`, 0, 0.
-            `token_count`: a list of each row's tokens, without what fills up.
-            `padding_mask`: bool[B, T], true where nothing is to be learnt or routed.
-            `attention_mask`: int64[B], ones: the boundaries do its work.
+            `tokens`, `labels`, `loss_mask`, `position_ids`: int64[B, T]; padded with `pad_id`, `pad_id`, 0, 0.
+            `token_count`: a list with the number of tokens in each row, without padding.
+            `padding_mask`: bool[B, T], true where nothing is learnt or routed.
+            `attention_mask`: int64[B], ones: the boundaries replace it.
             `cu_seqlens` int32[B, most + 1], `cu_seqlens_argmin` int64[B, 1], `max_seqlen` int32[B, 1], or int32[B]
             with static shapes; and with `pad_seq_to_mult` above 1 `cu_seqlens_unpadded` and its argmin.
             `cu_seqlens_q`, `cu_seqlens_kv` int32[B, most], `max_seqlen_q`, `max_seqlen_kv`, `pad_between_seqs`: the
-            same once more; with `pad_seq_to_mult` above 1 these are without that padding, and
+            same again; with `pad_seq_to_mult` above 1 these are without that padding, and
             `cu_seqlens_q_padded`, `cu_seqlens_kv_padded` with it.
 
         Raises:
             InputError: `bad_rows`: boundaries do not fit the tokens; `too_long`: a bin is longer than
-                `max_seq_length`; `bad_pack_metadata`: it has more sequences than the pack metadata say;
+                `max_seq_length`; `bad_pack_metadata`: it has more sequences than the pack metadata allow;
                 `empty_batch`.
         """
         if not batch:
-            raise InputError("there is no item to collate", code="empty_batch")
+            raise InputError("the batch has no items", code="empty_batch")
         rows = [_Row(item, number) for number, item in enumerate(batch)]
         length = self._length(rows)
         shape = (len(rows), length)
         tokens, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, self.pad_id, np.int64)
         loss_mask, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         padding_mask = np.ones(shape, np.bool_)
+        # Row by row: a loop over a batch of rows costs little, and each step is a few slices without an index array.
         for number, row in enumerate(rows):
             used = slice(0, row.ends[-1])
             tokens[number, used] = row.ids[row.kept]
@@ -158,7 +159,7 @@ class Collate:
         longest, most = max(int(row.ends[-1]) for row in rows), self.max_seq_length
         if most is not None and longest > most:
             raise InputError(
-                f"a bin has {longest} tokens, max_seq_length is {most}; raise it to the pack size",
+                f"a bin has {longest} tokens, but max_seq_length is {most}; raise it to the pack size",
                 code="too_long",
             )
         multiple = self.pad_seq_length_to_mult
@@ -168,9 +169,9 @@ class Collate:
         return most if self.pad_to_max_length else min(most, rounded)
 
     def _alignment(self, row: _Row, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[tokens]: the zero-loss padding tokens that end each sequence."""
+        """Mark the zero-loss padding tokens at the end of each sequence: bool[tokens]."""
         filler = (row.ids[row.kept] == self.pad_id) & (row.mask[row.kept] == 0)
-        # The last place in each sequence that is no filler, or just before it if all are.
+        # The last place in each sequence that is not filler, or the place before the sequence if all are.
         places = np.where(filler, -1, np.arange(len(filler)))
         last = np.maximum(np.maximum.accumulate(places), np.repeat(row.ends[:-1], lengths) - 1)
         final = np.repeat(last[row.ends[1:] - 1], lengths) if len(last) else last
@@ -178,6 +179,7 @@ class Collate:
         return marked
 
     def _boundaries(self, rows: Sequence[_Row], padding_mask: NDArray[np.bool_]) -> dict[str, Any]:
+        # Padding up to the row length is one more sequence, unless the row is full.
         length = padding_mask.shape[1]
         made: dict[str, Any] = {}
         static = self.static
@@ -186,12 +188,12 @@ class Collate:
             ends = [_filled_up(row, static.max_samples_per_bin + 2) for row in ends]
         made["cu_seqlens"], made["cu_seqlens_argmin"] = _with_minus_one(ends)
         if static is not None:
-            # Never below the stretch that may fill up a row, which counts as a sequence.
+            # Never below the longest possible padding of a row, which counts as a sequence.
             longest = max(static.dataset_max_seqlen, length - static.min_packed_seqlen)
             made["max_seqlen"] = np.full(len(rows), longest, np.int32)
         else:
             made["max_seqlen"] = np.array([[np.diff(row).max()] for row in ends], np.int32)
-        # As Megatron-Core names them.
+        # The names in Megatron-Core.
         physical = _repeating_last(ends)
         core = {"cu_seqlens_q": physical}
         if self.pad_seq_to_mult > 1:
@@ -207,7 +209,7 @@ class Collate:
 
 
 def collate(batch: Sequence[Item], **options: Any) -> dict[str, Any]:
-    """One batch of items; `options` are the arguments of `Collate`.
+    """Collate one batch of items; `options` are the arguments of `Collate`.
 
     >>> item = {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 1, 0], "seq_boundaries": [0, 3, 5]}
     >>> batch = Collate(pad_seq_length_to_mult=4).arrays([item])
@@ -220,7 +222,7 @@ def collate(batch: Sequence[Item], **options: Any) -> dict[str, Any]:
 
 
 class _Row:
-    """An item, checked.
+    """A checked item.
 
     Attributes:
         ids, mask: as stored.
@@ -238,7 +240,7 @@ class _Row:
         if not sound or (lengths < 1).any():
             raise InputError(
                 f"seq_boundaries {np.array2string(boundaries, threshold=8)} do not cut {len(self.ids)} tokens and "
-                f"{len(self.mask)} mask entries into sequences; validate the data",
+                f"{len(self.mask)} mask entries into sequences; run `gristmill validate` on the data",
                 code="bad_rows",
                 where=f"item {number} of the batch",
             )
@@ -250,14 +252,14 @@ class _Row:
 def _filled_up(ends: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     if len(ends) > size:
         raise InputError(
-            f"a bin has {len(ends) - 1} sequences, what fills it up included; the pack metadata allow {size - 1}",
+            f"a bin has {len(ends) - 1} sequences including padding, but the pack metadata allow {size - 1}",
             code="bad_pack_metadata",
         )
     return np.append(ends, np.full(size - len(ends), ends[-1]))
 
 
 def _with_minus_one(rows: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """int32[B, most + 1], rows ending in -1; and int64[B, 1], where the first -1 is."""
+    """Pad rows with -1 to int32[B, most + 1]; and return where the first -1 is, int64[B, 1]."""
     padded = np.full((len(rows), max(map(len, rows)) + 1), -1, np.int32)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
@@ -265,6 +267,6 @@ def _with_minus_one(rows: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32
 
 
 def _repeating_last(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int32]:
-    """int32[B, most], rows filled up with sequences of length 0."""
+    """Pad rows with sequences of length 0 to int32[B, most]."""
     most = max(map(len, rows))
     return np.array([_filled_up(row, most) for row in rows], np.int32)

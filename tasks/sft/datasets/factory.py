@@ -1,4 +1,4 @@
-"""From what a user names to a data set."""
+"""Create a data set from a location or a list of shards."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
     StorageFormat.MEMMAP: PackedMemmapDataset,
     StorageFormat.NPY: PackedNpyDataset,
 }
-# What a blend path may lack, as Megatron-style blends name shards without it.
+# Endings that a blend path may lack: Megatron-style blends name shards without them.
 _ENDINGS = ("", ".parquet", ".npy")
 
 
 def create_sft_dataset(
     spec: Location | Sequence[Location], split: str = "train", tokenizer: Any = None, **options: Any
 ) -> SftDataset:
-    """A data set from whatever holds packed data.
+    """Create a data set from any location of packed data.
 
-    A run or an output folder, whose latest run is resolved here and now, gives its blend: one data set for each
-    configured one, weighted as in `blend.json`; with a single one, its shards in order. Everything else gives the
-    shards in order.
+    A run, or an output folder (its latest run at the time of the call), becomes its blend: one data set for each
+    configured one, weighted as in `blend.json`. A run with a single data set, and anything else, becomes the shards
+    in order.
 
     Args:
         spec: a shard, a folder, a glob, a run, an output folder, a `blend.json`, a URI of one of these, or a list
             of shards.
-        split: of a run, an output folder, or a folder with a folder of this name.
+        split: the split of a run, an output folder, or a folder with a subfolder of this name.
         tokenizer: see `MultiShardDataset`.
-        options: further arguments of `MultiShardDataset`. With padded `cu_seqlens` a run's own pack metadata are the
-            default.
+        options: other arguments of `MultiShardDataset`. With `pad_cu_seqlens`, the default pack metadata are those of
+            the run.
 
     Raises:
-        ConfigError: nothing packed is there, a run has no such split, or an option is wrong.
+        ConfigError: there are no packed data, a run has no such split, or an option is wrong.
     """
     if isinstance(spec, str | os.PathLike):
         run = _run(spec)
@@ -73,7 +73,7 @@ def _dataset(paths: Sequence[Path | str], tokenizer: Any, options: dict[str, Any
 
 
 def _run(spec: Location) -> Found[Path] | Found[str] | None:
-    """The folder whose blend is meant: a run, or where a `blend.json` lies."""
+    """Find the folder whose blend is meant: a run, or the folder of a `blend.json`."""
     path = local_path(spec)
     if path is None:
         return _remote_run(os.fspath(spec))
@@ -102,14 +102,14 @@ def _blend(run: Found[Path] | Found[str], split: str, tokenizer: Any, options: d
     entries = _entries(run, split)
     if options.get("pad_cu_seqlens"):
         options.setdefault("pack_metadata_file_path", run.at(f"pack_metadata/{split}.json"))
-    # The shards of a data set lie in one folder, and their weights are its own, divided by size.
+    # The shards of a data set are in one folder, and their weights are its own, divided by size.
     parts = [list(part) for _, part in groupby(entries, key=lambda entry: os.path.dirname(entry[1]))]  # noqa: PTH120 - or a URI
     if len(parts) == 1:
         return _dataset([path for _, path in parts[0]], tokenizer, options)
     samples, seed = options.pop("max_num_samples", None), options.pop("seed", 1234)
     window = options.pop("window", WINDOW)
     weights = [sum(weight for weight, _ in part) for part in parts]
-    # A window of the blend needs so much of each, so all together hold no more than one.
+    # A window of the blend needs this many bins of each, so all together keep no more than one window.
     windows = [max(1, math.ceil(window * weight / sum(weights))) for weight in weights]
     datasets = [
         _dataset([path for _, path in part], tokenizer, {**options, "window": size})
@@ -119,7 +119,7 @@ def _blend(run: Found[Path] | Found[str], split: str, tokenizer: Any, options: d
 
 
 def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Path | str]]:
-    """Weight and shard of each entry of a run's blend."""
+    """Read weight and shard of each entry of a run's blend."""
     path = run.at(BLEND)
     names = _names(run) if isinstance(run.folder, str) else frozenset()
     try:
@@ -132,7 +132,7 @@ def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Pat
         raise ConfigError(f"not a readable blend: {error}", code="bad_blend", where=str(path)) from error
     if not entries:
         raise ConfigError(
-            f"this run has no split {split!r}; it has {', '.join(sorted(blend)) or 'none'}",
+            f"this run has no split {split!r}; its splits: {', '.join(sorted(blend)) or 'none'}",
             code="missing_split",
             where=str(path),
         )
@@ -140,7 +140,7 @@ def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Pat
 
 
 def _names(run: Found[Any]) -> frozenset[str]:
-    """All files of a folder behind a URI: to ask for each shard would be a request each."""
+    """List all files of a folder behind a URI at once: asking for each shard would take a request each."""
     if run.is_run:
         return frozenset(record.path for record in run.manifest.outputs)
     return frozenset(names_below(run.folder))
@@ -158,8 +158,10 @@ def _shard(run: Found[Path] | Found[str], name: str, names: frozenset[str]) -> P
     detail = (
         ""
         if isinstance(run.folder, Path)
-        else " as Parquet; other formats are read from local or mounted folders"
+        else " as Parquet; other formats can only be read from local or mounted folders"
     )
     raise ConfigError(
-        f"the blend names {name!r}, which is not there{detail}", code="missing_path", where=str(run.at(BLEND))
+        f"the blend names {name!r}, which does not exist{detail}",
+        code="missing_path",
+        where=str(run.at(BLEND)),
     )

@@ -1,7 +1,7 @@
-"""Samples of packed data sets for trainers: shuffled, shared out by rank, and resumed exactly.
+"""Load samples of packed data sets for trainers: shuffled, divided among ranks, and exactly resumable.
 
 A loader with workers fetches ahead of the training loop, so neither the data set nor the sampler can know how far
-the loop is. `PackedLoader` counts the batches it hands out; its `state_dict` belongs into the trainer's checkpoint:
+the loop is. `PackedLoader` counts the batches it yields; its `state_dict` belongs in the trainer's checkpoint:
 
     sampler = PackedSampler(dataset, seed=0, rank=rank, world_size=world_size)
     loader = PackedLoader(dataset, batch_size=8, sampler=sampler, num_workers=4)
@@ -11,7 +11,7 @@ the loop is. `PackedLoader` counts the batches it hands out; its `state_dict` be
             ...
             checkpoint["loader"] = loader.state_dict()
 
-With a loader of one's own, `PackedSampler` is the sampler, and the training loop says what it has consumed:
+With your own loader, `PackedSampler` is the sampler, and the training loop reports what it has consumed:
 
     sampler.set_epoch(epoch)
     sampler.state_dict(consumed=steps_of_this_epoch * batch_size)
@@ -26,22 +26,22 @@ from schemas.errors import ConfigError, MissingExtraError
 from tasks.sft.datasets.base import SftDataset
 from tasks.sft.datasets.order import EpochOrder, Share
 
-# Places of the order computed at a time, at least; a window's permutation is made whole for any of them.
+# At least this many places of the order are computed at a time; any of them needs a whole window's permutation.
 _BLOCK = 4096
 
 
 class PackedSampler:
-    """The sample numbers of one rank, epoch by epoch; a `sampler` for `torch.utils.data.DataLoader`.
+    """Yield the sample numbers of one rank, epoch by epoch; a `sampler` for `torch.utils.data.DataLoader`.
 
     The order depends on data set, seed, window, epoch, rank and world size; not on batch size or workers.
 
     Args:
-        dataset: what is sampled.
+        dataset: the data set to sample.
         shuffle: shuffle inside windows that respect row groups; otherwise samples come in order.
-        seed: of the order.
-        window: samples shuffled together; `None`: the data set's own, which is also how many it holds.
-        rank, world_size: each rank has its share of the samples, all equally many.
-        remainder: `pad` fills up with padding samples, `drop` leaves samples out; see `Share`.
+        seed: seed of the order.
+        window: samples shuffled together; `None`: the data set's own, which is also how many it keeps in memory.
+        rank, world_size: each rank gets an equal share of the samples.
+        remainder: `pad` adds padding samples, `drop` leaves samples out; see `Share`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -74,12 +74,12 @@ class PackedSampler:
         return len(self._order)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration goes through, from its beginning."""
+        """Choose the epoch of the next iteration, starting at its beginning."""
         if epoch != self.epoch:
             self.epoch, self._start, self._position = epoch, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        """The epoch's samples; after `load_state_dict`, the first time, from where that was."""
+        """Yield the epoch's samples; the first time after `load_state_dict`, from the saved position."""
         start, self._start = self._start, 0
         self._position = start
         step = max(_BLOCK, self._order.window)
@@ -89,16 +89,16 @@ class PackedSampler:
                 yield sample
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Where the training loop stands: plain numbers and words.
+        """Return the position of the training loop as plain numbers and words.
 
         Args:
-            consumed: samples of this epoch that the loop has got, those before a resume included; `None`: as many as
-                were handed out, which is right without workers.
+            consumed: samples of this epoch that the loop has received, including those before a resume; `None`: all
+                that were yielded, which is correct without workers.
         """
         return self.state_at(self.epoch, self._position if consumed is None else consumed)
 
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """The state after `position` samples of an epoch."""
+        """Return the state after `position` samples of an epoch."""
         order = self._order
         return {
             "epoch": epoch,
@@ -113,33 +113,36 @@ class PackedSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Resume where `state` was saved.
 
         Raises:
-            ConfigError: it was taken over other data, or with other arguments.
+            ConfigError: `other_state`, it was saved with other data or other arguments.
         """
         epoch, position = state.get("epoch"), state.get("position")
         if not isinstance(epoch, int) or not isinstance(position, int) or not 0 <= position <= len(self):
-            raise ConfigError(f"no state of a sampler: {state}", code="other_state")
+            raise ConfigError(f"not a sampler state: {state}", code="other_state")
         here = self.state_at(epoch, position)
         differ = [name for name in here if state.get(name) != here[name]]
         if differ:
             details = ", ".join(f"{name} {state.get(name)} instead of {here[name]}" for name in differ)
-            raise ConfigError(f"the state is of another order: {details}", code="other_state")
+            raise ConfigError(
+                f"the state belongs to a different order: {details}; resume with the same data and arguments",
+                code="other_state",
+            )
         self.epoch, self._start, self._position = epoch, position, position
 
 
 class PackedLoader:
-    """Batches of one rank through a torch `DataLoader`, with exact resume; see the module's text for its use.
+    """Load batches of one rank through a torch `DataLoader`, with exact resume; see the module docstring for usage.
 
-    Each iteration is an epoch, or what is left of one; then the next epoch is due.
+    Each iteration is an epoch, or the rest of one; the next iteration is the next epoch.
 
     Args:
-        dataset: batches are made by its `collate_fn`.
-        batch_size: samples of a batch.
-        sampler: the order and this rank's share; default `PackedSampler(dataset)`.
+        dataset: its `collate_fn` makes the batches.
+        batch_size: samples per batch.
+        sampler: the order and this rank's share; by default `PackedSampler(dataset)`.
         loader_options: `num_workers`, `persistent_workers`, `multiprocessing_context`, `pin_memory`, `drop_last` and
-            whatever else a `DataLoader` takes.
+            other arguments of a `DataLoader`.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -169,7 +172,7 @@ class PackedLoader:
         self._position = 0
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -180,14 +183,14 @@ class PackedLoader:
         self.epoch, self._position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop stands: after the last batch it was given. Plain numbers and words."""
+        """Return the position after the last yielded batch, as plain numbers and words."""
         return self._sampler.state_at(self.epoch, self._position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; with as many or other workers, and any batch size.
+        """Resume where `state` was saved, with any number of workers and any batch size.
 
         Raises:
-            ConfigError: it was taken over other data, or with other arguments.
+            ConfigError: `other_state`, it was saved with other data or other arguments.
         """
         self._sampler.load_state_dict(state)
         self.epoch, self._position = state["epoch"], state["position"]

@@ -1,4 +1,4 @@
-"""From what a user names to packed shards: local paths and URIs alike."""
+"""Resolve a location to packed shards, for local paths and URIs alike."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Location = str | os.PathLike[str]
 
 
 def locate(location: Location, split: str | None = None) -> list[Path] | list[str]:
-    """The shards that a file, folder, glob, run, output folder or URI means: resolved paths, or URIs.
+    """Find the shards of a file, folder, glob, run, output folder or URI: resolved paths, or URIs.
 
-    Links are followed here, once: what `latest` names later does not matter any more.
+    Links are followed here, once, so later changes of `latest` have no effect.
 
     Args:
-        split: of a run or output folder, or of a folder with folders named for splits.
+        split: the split of a run or output folder, or of a folder with subfolders named after splits.
 
     Raises:
-        ConfigError: there are none, or of several formats; no split is chosen, and there are several.
+        ConfigError: there are no shards, or shards of several formats, or several splits and none is chosen.
     """
     text = os.fspath(location)
     path = local_path(location)
@@ -31,7 +31,7 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
         return find_uri_shards(text, split)
     if not path.exists() and is_pattern(str(path)):
         found = [Path(name) for name in glob(str(path))]
-        # Not the arrays inside a memmap shard, which `**` matches too.
+        # Skip the arrays inside a memmap shard, which `**` matches too.
         shards = [name for name in found if shard_format(name) and not shard_format(name.parent)]
         if not shards:
             raise ConfigError("no packed shards match this pattern", code="missing_path", where=text)
@@ -44,7 +44,7 @@ def locate(location: Location, split: str | None = None) -> list[Path] | list[st
     formats = {str(shard_format(shard)) for shard in shards}
     if len(formats) > 1:
         raise ConfigError(
-            f"shards of several formats, {' and '.join(sorted(formats))}, perhaps the same bins twice; name one",
+            f"shards of several formats, {' and '.join(sorted(formats))}, perhaps of the same bins; name one",
             code="mixed_shards",
             where=text,
         )

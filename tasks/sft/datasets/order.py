@@ -1,7 +1,7 @@
-"""The order in which bins are read: epochs of permutations that respect row groups.
+"""Order bins for reading: epochs of permutations that respect row groups.
 
-A row group is the least that Parquet can read: a full shuffle over groups of 1,000 bins decodes a group for every
-bin. So an epoch shuffles the groups, lays them end to end, gives each data-parallel rank a span of its own, and
+A row group is the smallest unit that Parquet can read: a full shuffle over groups of 1,000 bins decodes a group for
+every bin. So an epoch shuffles the groups, places them end to end, assigns each data-parallel rank its own span, and
 shuffles inside windows of the span. A window touches few groups, each group is decoded about once an epoch, and each
 rank reads only its share of the files. Any place of the order is found without walking to it.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 
-# Bins shuffled together. At 4,096 tokens a bin they are 42 MB, and two groups more are held at the edges.
+# Bins shuffled together. At 4,096 tokens per bin they take 42 MB, plus two groups at the edges.
 WINDOW = 2048
 # What stands for a padding sample: the last bin, with a mask of zeros.
 PADDING = -1
@@ -25,11 +25,11 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of every epoch one data-parallel rank reads.
+    """The part of every epoch that one data-parallel rank reads.
 
-    All ranks have equally many samples. If the bins do not divide evenly, `pad` gives the last ranks padding samples
-    (zero mask) at the end of their epoch, so that every bin is read exactly once; `drop` leaves out the bins at the
-    end of the epoch's order, others each epoch.
+    All ranks have the same number of samples. If the bins do not divide evenly, `pad` adds padding samples (zero
+    mask) at the end of the last ranks' epoch, so that every bin is read exactly once; `drop` leaves out the bins at
+    the end of the epoch's order, different ones each epoch.
 
     Raises:
         ConfigError: a field is out of range.
@@ -42,13 +42,14 @@ class Share:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank {self.rank} of {self.world_size}; allowed: 0 <= rank < world_size", where="rank"
+                f"rank {self.rank} of {self.world_size} is out of range; allowed: 0 <= rank < world_size",
+                where="rank",
             )
         if self.remainder not in ("pad", "drop"):
             raise ConfigError(f"{self.remainder!r} is unknown; allowed: pad, drop", where="remainder")
 
     def samples(self, num_bins: int) -> int:
-        """Samples of each rank in an epoch of `num_bins`.
+        """Return the samples of each rank in an epoch of `num_bins`.
 
         >>> Share(0, 4).samples(10), Share(0, 4, "drop").samples(10)
         (3, 2)
@@ -57,12 +58,12 @@ class Share:
 
 
 class EpochOrder:
-    """The order of one rank in any epoch.
+    """Compute the order of one rank in any epoch.
 
     Args:
         group_offsets: int64[groups + 1], first 0: the bins of each group. An epoch has `group_offsets[-1]` bins.
-        seed: of all permutations.
-        shuffle: otherwise bins come in order.
+        seed: seed of all permutations.
+        shuffle: if false, bins come in order.
         window: bins shuffled together.
         share: the rank's part.
 
@@ -84,7 +85,9 @@ class EpochOrder:
         share: Share | None = None,
     ) -> None:
         if window < 1:
-            raise ConfigError(f"a window of {window} bins; allowed: 1 or more", where="window")
+            raise ConfigError(
+                f"a window of {window} bins is out of range; allowed: 1 or more", where="window"
+            )
         self.num_bins = int(group_offsets[-1])
         self.seed, self.shuffle, self.window = seed, shuffle, window
         self.share = share or Share()
@@ -96,7 +99,7 @@ class EpochOrder:
         return self.share.samples(self.num_bins)
 
     def places(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """int64[stop - start]: the bins at places `[start, stop)` of the rank's epoch; `PADDING` for padding."""
+        """Return the bins at places `[start, stop)` of the rank's epoch, int64; `PADDING` for padding."""
         first = self.share.rank * len(self)
         at = np.arange(first + start, first + stop)
         real = at < self.num_bins
@@ -120,13 +123,13 @@ class EpochOrder:
         return shuffled
 
     def _lay(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The groups in the order of an epoch, and where each of them starts in it."""
+        """Return the groups in the order of an epoch, and where each of them starts in it."""
         laid = self._laid.get(epoch)
         if laid is None:
             sizes = np.diff(self._group_offsets)
             groups = _generator(self.seed, epoch, 0).permutation(np.flatnonzero(sizes))
             laid = groups, np.cumsum(sizes[groups]) - sizes[groups]
-            # Two, because the workers of a loader read ahead into the next epoch.
+            # Keep two epochs, because the workers of a loader read ahead into the next one.
             self._laid = dict([*list(self._laid.items())[-1:], (epoch, laid)])
         return laid
 
@@ -135,7 +138,7 @@ class EpochOrder:
 
 
 class SampleMapping:
-    """Sample numbers to bins: epoch after epoch, each a permutation of all bins, cut off nowhere.
+    """Map sample numbers to bins: epoch after epoch, each a complete permutation of all bins.
 
     >>> mapping = SampleMapping(EpochOrder(np.array([0, 1, 2, 3]), seed=1))
     >>> [mapping[sample] for sample in range(6)]

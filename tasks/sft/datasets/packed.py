@@ -1,4 +1,4 @@
-"""Packed shards as a data set: one shard or many, of one format."""
+"""Data sets of packed shards: one shard or many, of one format."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from tasks.sft.shards.validate import validate_shards
 
 
 class MultiShardDataset(SftDataset):
-    """The bins of several shards, one after the other. See `SftDataset` for samples, numbers and mapping.
+    """The bins of several shards, one shard after another. See `SftDataset` for samples, numbers and mapping.
 
-    Nothing is read before it is needed; then the index of every shard is (schema, metadata, row groups), and after
-    that shards are opened as their bins are asked for.
+    Nothing is read before it is needed. First access reads the index of every shard (schema, metadata, row groups);
+    after that, shards are opened when their bins are requested.
 
     Args:
         file_path: a shard, a folder or a glob of shards, or a list of those; URIs for Parquet.
-        tokenizer: with an `eos_id` or `eos_token_id` to fill up batches with; 0 without one.
+        tokenizer: its `eos_id` or `eos_token_id` pads batches; without a tokenizer, 0 does.
         max_seq_length: longest row of a batch in runtime lengths; `None` for any.
-        max_num_samples: how many samples there are; `None`: each bin once, in order.
-        seed: of the mapping.
-        return_cu_seqlen: batches have `cu_seqlens`.
-        pad_cu_seqlens: of one shape; needs the pack metadata, and fills rows up to `max_seq_length`.
+        max_num_samples: number of samples; `None`: each bin once, in order.
+        seed: seed of the mapping.
+        return_cu_seqlen: whether batches have `cu_seqlens`.
+        pad_cu_seqlens: pad them to one shape; needs the pack metadata, and pads rows to `max_seq_length`.
         pack_metadata_file_path: a run's `pack_metadata/{split}.json`.
-        pad_to_max_length: fill rows up to `max_seq_length`; `None`: if `pad_cu_seqlens`.
-        pad_seq_length_to_mult: otherwise up to a multiple of this.
-        pad_seq_to_mult: what sequences were padded to when they were packed, see `Collate`.
+        pad_to_max_length: pad rows to `max_seq_length`; `None`: only with `pad_cu_seqlens`.
+        pad_seq_length_to_mult: otherwise pad rows to a multiple of this.
+        pad_seq_to_mult: the multiple to which packing padded sequences, see `Collate`.
         window: see `SftDataset`.
 
     Raises:
-        ConfigError: there are no such shards, or the arguments contradict each other. On the first look: the shards
-            have different pack sizes, or a larger one than `max_seq_length`.
-        BadShardError: on the first look, a file is no packed shard; later, a bin cannot be read.
+        ConfigError: there are no such shards, or the arguments contradict each other. On first access: the shards
+            have different pack sizes, or one larger than `max_seq_length`.
+        BadShardError: on first access, a file is not a packed shard; later, a bin cannot be read.
     """
 
     format: ClassVar[StorageFormat | None] = None
@@ -79,7 +79,9 @@ class MultiShardDataset(SftDataset):
         )
         locations = [file_path] if isinstance(file_path, str | os.PathLike) else list(file_path)
         if not locations:
-            raise ConfigError("an empty list of shards", code="missing_path", where="file_path")
+            raise ConfigError(
+                "the list of shards is empty; name at least one", code="missing_path", where="file_path"
+            )
         self._access = BinAccess([path for location in locations for path in self._find(location)], window)
         self._checked = False
 
@@ -89,7 +91,7 @@ class MultiShardDataset(SftDataset):
             found = StorageFormat.PARQUET if isinstance(path, str) else shard_format(path)
             if self.format is not None and found is not self.format:
                 raise ConfigError(
-                    f"this shard is {found}, {type(self).__name__} reads {self.format}; create_sft_dataset takes any",
+                    f"this shard is {found}, but {type(self).__name__} reads {self.format}; use create_sft_dataset",
                     code="other_format",
                     where=str(path),
                 )
@@ -102,7 +104,7 @@ class MultiShardDataset(SftDataset):
 
     @property
     def metadata(self) -> ShardMetadata:
-        """What the shards say about themselves."""
+        """The metadata on which all shards agree."""
         return self._index.metadata
 
     @property
@@ -112,7 +114,7 @@ class MultiShardDataset(SftDataset):
             size, most = index.metadata.pack_size, self.collate_fn.max_seq_length
             if size is not None and most is not None and size > most:
                 raise ConfigError(
-                    f"max_seq_length {most} is below the pack size {size}: bins would not fit; "
+                    f"max_seq_length {most} is less than the pack size {size}, so bins would not fit; "
                     "raise it, or pack to that size",
                     code="too_long",
                     where=str(self.paths[0]),
@@ -129,16 +131,24 @@ class MultiShardDataset(SftDataset):
         return self._index.group_offsets
 
     def bin(self, number: int) -> Bin:
+        """Return the bin `number`; see `SftDataset.bin`."""
         return self._access.bin(number)
 
     def validate(self) -> Verdict:
-        """Check every row against the invariants; `raise_if_bad` of the verdict makes an error of a fault."""
+        """Check every row against the invariants; call `raise_if_bad` of the verdict to fail on faults.
+
+        Raises:
+            InputError: `remote_input`, a shard is behind a URI.
+        """
         local = [path for path in self.paths if isinstance(path, Path)]
         if len(local) < len(self.paths):
-            raise InputError("rows are validated in local or mounted files", code="remote_input")
+            raise InputError(
+                "only local or mounted files can be validated; copy or mount the shards", code="remote_input"
+            )
         return validate_shards(local, "folder", str(self.paths[0]))
 
     def close(self) -> None:
+        """Close all shards; the next access opens them again."""
         self._access.close()
 
 

@@ -1,1 +1,1 @@
-"""Packed shards: one module a format and direction, and the rules that a bin keeps."""
+"""Packed shards: one module per format and direction, and the invariants of bins."""

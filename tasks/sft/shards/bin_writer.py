@@ -1,4 +1,4 @@
-"""What writers of every format share: bins come in order, singly or in blocks, and appear together or not at all."""
+"""Base of the writers of all formats: bins come in order, singly or in blocks, and become visible all together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tasks.sft.shards.bins import Bins
 
 
 class BinWriter(ABC):
-    """Writes one shard; nothing is visible before `finalize`, and an exception in the `with` block removes it all.
+    """Write one shard; nothing is visible before `finalize`, and an exception in the `with` block removes everything.
 
     Args:
-        block_bins: bins that are gathered from `write_bin` before a block of them is written.
+        block_bins: bins that `write_bin` collects before a block of them is written.
 
     Attributes:
-        bins_written: so far, without those that wait for their block.
+        bins_written: bins written so far, without those still waiting for their block.
     """
 
     def __init__(self, block_bins: int) -> None:
@@ -39,11 +39,11 @@ class BinWriter(ABC):
 
         Raises:
             ValueError: `bin_id` is not the next one.
-            OverflowError: an id, mask or start does not fit its type.
+            OverflowError: an id, mask entry or start does not fit its type.
         """
         expected = self.bins_written + len(self._waiting)
         if bin_id != expected:
-            raise ValueError(f"bins are written in order: expected bin {expected}, got {bin_id}")
+            raise ValueError(f"bins must be written in order: expected bin {expected}, got {bin_id}")
         columns = (_exact(input_ids, np.int32), _exact(loss_mask, np.uint8), _exact(seq_start_id, np.int32))
         self._waiting.append(columns)
         if len(self._waiting) == self._block_bins:
@@ -57,7 +57,7 @@ class BinWriter(ABC):
             self.bins_written += bins.num_bins
 
     def finalize(self) -> dict[str, Any]:
-        """Write what waits and make the shard visible; returns what it says, `bins_written` at least."""
+        """Write the waiting bins, make the shard visible, and return its metadata, at least `bins_written`."""
         self._flush()
         said = self._commit()
         self._done = True
@@ -88,7 +88,7 @@ class BinWriter(ABC):
 
     @abstractmethod
     def records(self, root: Path) -> tuple[FileRecord, ...]:
-        """The files written, relative to `root`."""
+        """Return the records of the written files, relative to `root`."""
 
     def __enter__(self) -> Self:
         return self
@@ -101,28 +101,38 @@ class BinWriter(ABC):
 
 
 class CountedWriter(BinWriter):
-    """A writer of a format whose beginning says how many bins follow."""
+    """Base of writers for formats that begin with the number of bins."""
 
     def __init__(self, num_bins: int, block_bins: int) -> None:
         super().__init__(block_bins)
         self.num_bins = num_bins
 
     def write_block(self, bins: Bins) -> None:
+        """Write many bins at once.
+
+        Raises:
+            WorkError: there are more bins than announced.
+        """
         super().write_block(bins)
         self._check_count(self.bins_written <= self.num_bins)
 
     def finalize(self) -> dict[str, Any]:
+        """Complete the shard; see `BinWriter.finalize`.
+
+        Raises:
+            WorkError: there are fewer bins than announced.
+        """
         self._flush()
         self._check_count(self.bins_written == self.num_bins)
         return super().finalize()
 
     def _check_count(self, right: bool) -> None:
         if not right:
-            raise WorkError(f"{self.bins_written} bins were written, {self.num_bins} were announced")
+            raise WorkError(f"{self.bins_written} bins were written, but {self.num_bins} were announced")
 
 
 def _exact(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
-    """`values` as this type; numpy would wrap what does not fit, if it came as an array."""
+    """Convert `values` without overflow; numpy would wrap values of an array that do not fit."""
     array = np.asarray(values) if len(values) else np.empty(0, dtype)  # type: ignore[arg-type]
     if array.dtype == dtype:
         return array
@@ -132,5 +142,5 @@ def _exact(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
         or array.min(initial=0) < limits.min
         or array.max(initial=0) > limits.max
     ):
-        raise OverflowError(f"values of a bin do not fit {limits.dtype}: {array.min()} to {array.max()}")
+        raise OverflowError(f"values of a bin do not fit into {limits.dtype}: {array.min()} to {array.max()}")
     return array.astype(dtype)

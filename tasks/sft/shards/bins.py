@@ -1,4 +1,4 @@
-"""A block of packed bins in flat arrays: what writers take and gathering gives."""
+"""A block of packed bins in flat arrays: the result of gathering, and the input of writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Bins:
-    """Consecutive bins, flat.
+    """Consecutive bins as flat arrays.
 
     Attributes:
         input_ids: int32[tokens].

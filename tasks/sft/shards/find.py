@@ -1,4 +1,4 @@
-"""Packed shards wherever they lie: found in a file, folder, run or output folder, and opened by format."""
+"""Find packed shards in a file, folder, run or output folder, and open them by format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_MANIFEST = 1 << 20
 
 
 def shard_format(path: Path) -> StorageFormat | None:
-    """The format of the shard at `path` by its name and kind; `None` if it is none."""
+    """Return the format of the shard at `path` by name and kind; `None` if it is not a shard."""
     if path.is_dir():
         return StorageFormat.MEMMAP if _is_memmap(path) else None
     return _SUFFIXES.get(path.suffix) if path.is_file() else None
@@ -45,16 +45,16 @@ def _is_memmap(folder: Path) -> bool:
 
 
 def open_shard(path: Path) -> Shard:
-    """The shard at `path`, to be opened when it is first looked at.
+    """Return the shard at `path`; the file is opened on first access.
 
     Raises:
-        ConfigError: `missing_path`, nothing is there, or no shard.
+        ConfigError: `missing_path`, the path does not exist or is not a shard.
     """
     _check_there(path)
     found = shard_format(path)
     if found is None:
         raise ConfigError(
-            "this is no packed shard; expected a .parquet or .npy file, or a memmap folder with manifest.json",
+            "this is not a packed shard; expected a .parquet or .npy file, or a memmap folder with manifest.json",
             code="missing_path",
             where=str(path),
         )
@@ -62,12 +62,12 @@ def open_shard(path: Path) -> Shard:
 
 
 def find_shards(path: Path, split: str | None = None) -> list[Path]:
-    """The packed shards at `path`, in order; at least one.
+    """Find the packed shards at `path`, in order; at least one.
 
     Args:
-        path: a shard, a folder with shards anywhere below (links to shards count), a run, or an output folder,
-            whose latest run is meant.
-        split: of a run or an output folder, take only this split.
+        path: a shard, a folder with shards anywhere below (links to shards count), a run, or an output folder
+            (its latest run).
+        split: take only this split of a run or an output folder.
 
     Raises:
         ConfigError: `missing_path`, there are none; `not_packed`, a run of another flow; `unpublished`, a run without
@@ -91,7 +91,7 @@ def find_shards(path: Path, split: str | None = None) -> list[Path]:
                 )
     if not shards:
         raise ConfigError(
-            f"no packed shards are there{f' for split {split!r}' if found.is_run and split else ''}; expected "
+            f"no packed shards found{f' for split {split!r}' if found.is_run and split else ''}; expected "
             ".parquet or .npy files, memmap folders, a run or an output folder of pack-sft",
             code="missing_path",
             where=str(path),
@@ -100,16 +100,16 @@ def find_shards(path: Path, split: str | None = None) -> list[Path]:
 
 
 def is_folder_shard(path: Path) -> bool:
-    """Whether this is a memmap shard, which is a folder."""
+    """Return whether this is a memmap shard, which is a folder."""
     return path.is_dir() and shard_format(path) is not None
 
 
 def run_shards(found: Found[Location], split: str | None = None) -> list[Location]:
-    """The shards of a run, each once, as its manifest names them.
+    """List the shards of a run, each once, as named in its manifest.
 
     Args:
-        split: only this one's, in the order of their links in `splits/{split}`; otherwise all, in the order of their
-            paths. Links are not followed but read from the manifest: in a copied run they may be files.
+        split: take only this split, in the order of the links in `splits/{split}`; otherwise all, in the order of
+            their paths. Links are read from the manifest, not followed: in a copied run they may be files.
 
     Raises:
         ConfigError: `not_packed`, `unpublished`.
@@ -122,16 +122,16 @@ def run_shards(found: Found[Location], split: str | None = None) -> list[Locatio
 
 
 def packed_manifest(found: Found[Location]) -> RunManifest:
-    """The manifest of a published run of pack-sft.
+    """Return the manifest of a published run of pack-sft.
 
     Raises:
-        ConfigError: `not_packed`, it is of another flow or damaged; `unpublished`, it has none.
+        ConfigError: `not_packed`, it belongs to another flow or is damaged; `unpublished`, there is none.
     """
     return found.manifest_of(FLOW, "packed shards", "not_packed")
 
 
 def split_links(manifest: RunManifest, split: str) -> list[tuple[str, str]]:
-    """Name of each link in `splits/{split}`, and the shard it leads to, relative to the run's folder."""
+    """List each link in `splits/{split}`: its name, and its shard relative to the run's folder."""
     folder = f"{SPLITS}/{split}"
     return [
         (link.removeprefix(f"{folder}/"), posixpath.normpath(f"{folder}/{target}"))
@@ -141,7 +141,7 @@ def split_links(manifest: RunManifest, split: str) -> list[tuple[str, str]]:
 
 
 def shard_of(output: FileRecord) -> str | None:
-    """The shard this file of a run is, or is part of: `datasets/{name}/{hash}/{split}/{shard}`."""
+    """Return the shard to which this file of a run belongs: `datasets/{name}/{hash}/{split}/{shard}`."""
     parts = output.path.split("/")
     return "/".join(parts[:5]) if parts[0] == "datasets" else None
 
@@ -149,10 +149,10 @@ def shard_of(output: FileRecord) -> str | None:
 def of_split(
     shards: list[Location], below: Sequence[Sequence[str]], split: str | None, where: str
 ) -> list[Location]:
-    """The shards of one split, if some lie in folders named for splits; otherwise all.
+    """Select the shards of one split, if some are in folders named after splits; otherwise return all.
 
     Args:
-        below: of each shard, the names from the folder that was searched down to it.
+        below: for each shard, the names on the path from the searched folder to it.
         split: `None` if there must not be several.
 
     Raises:
@@ -163,7 +163,7 @@ def of_split(
     named = sorted({name for name in splits if name is not None})
     if split is None and len(set(splits)) > 1 and named:
         raise ConfigError(
-            f"shards of {' and '.join(named)} lie here; name one split's folder, or use create_sft_dataset",
+            f"there are shards of {' and '.join(named)}; name the folder of one split, or use create_sft_dataset",
             code="several_splits",
             where=where,
         )
@@ -172,7 +172,9 @@ def of_split(
     chosen = [shard for shard, name in zip(shards, splits, strict=True) if name == split]
     if not chosen:
         raise ConfigError(
-            f"there is no split {split!r}, there are {', '.join(named)}", code="missing_split", where=where
+            f"there is no split {split!r}; the splits are {', '.join(named)}",
+            code="missing_split",
+            where=where,
         )
     return chosen
 

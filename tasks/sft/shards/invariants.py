@@ -1,7 +1,7 @@
-"""The invariants of packed bins, checked on whole blocks at once.
+"""Check the invariants of packed bins on whole blocks at once.
 
-Each check yields the rule, the rows that break it and what is wrong. A row that fails a structural rule is
-left out of the rules that build on it, so one fault is reported once.
+Each check yields the rule, the rows that break it and a description. A row that fails a structural rule is
+excluded from the rules that depend on it, so that each fault is reported once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Finding = tuple[str, NDArray[np.int64], str]
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known about a file; `None` leaves the rule out.
+    """Known limits of a file; `None` skips the rule.
 
     Attributes:
         pack_size: most tokens a bin may count.
@@ -35,12 +35,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class RawBins:
-    """Bins as a file holds them, nothing assumed.
+    """Bins as stored in a file, with nothing assumed.
 
     Attributes:
         ids, mask, starts: flat values of the three columns.
         ids_offsets, mask_offsets, starts_offsets: int64[bins + 1] into them, first 0.
-        null_rows: bins that are null or hold a null somewhere; all their lists are empty here.
+        null_rows: bins that are null or contain a null; all their lists are empty here.
     """
 
     ids: NDArray[np.int64]
@@ -64,7 +64,7 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
     null[bins.null_rows] = True
     yield "no_nulls", bins.null_rows, "a null list or a null inside a list"
     empty = (tokens == 0) & ~null
-    yield "not_empty", np.flatnonzero(empty), "the bin holds no token"
+    yield "not_empty", np.flatnonzero(empty), "the bin has no tokens"
     short = np.diff(bins.mask_offsets) != tokens
     yield "mask_length", np.flatnonzero(short), "loss_mask and input_ids differ in length"
     bad_starts = sequences == 0
@@ -73,7 +73,7 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
         bad_starts[rows] = True
         yield rule, rows, detail
     not_binary = _rows_of(np.flatnonzero((bins.mask > 1) | (bins.mask < 0)), bins.mask_offsets)
-    yield "mask_binary", not_binary, "loss_mask holds a value other than 0 and 1"
+    yield "mask_binary", not_binary, "loss_mask contains a value other than 0 and 1"
     sound = ~(empty | short | bad_starts)
     yield "mask_ends_with_0", _untidy_ends(bins, sound), "a sequence's last loss_mask entry is not 0"
     yield from _check_ids(bins, limits)
@@ -84,17 +84,17 @@ def check_bins(bins: RawBins, limits: Limits) -> Iterator[Finding]:
         yield (
             "fits_pack_size",
             over,
-            f"the bin counts {worst} tokens ({limits.count}), pack size {limits.pack_size}",
+            f"the bin has {worst} tokens ({limits.count}), but the pack size is {limits.pack_size}",
         )
 
 
 def _check_starts(bins: RawBins, tokens: NDArray[np.int64], some: NDArray[np.int64]) -> Iterator[Finding]:
-    """Rules of `seq_start_id` in the rows `some`, which all have at least one start."""
+    """Check `seq_start_id` in the rows `some`, which all have at least one start."""
     first = some[bins.starts[bins.starts_offsets[some]] != 0]
     yield "starts_at_0", first, "seq_start_id does not begin with 0"
-    # Not by differences: those of unsigned numbers, in other tools' files, are never negative.
+    # Compare instead of subtracting: differences of unsigned numbers, in other tools' files, are never negative.
     rises = bins.starts[1:] > bins.starts[:-1]
-    rises[bins.starts_offsets[some[1:]] - 1] = True  # from one bin to the next it falls, rightly
+    rises[bins.starts_offsets[some[1:]] - 1] = True  # starts restart at 0 in each bin
     unsorted = _rows_of(np.flatnonzero(~rises), bins.starts_offsets)
     yield "starts_increase", unsorted, "seq_start_id is not strictly increasing"
     outside = some[bins.starts[bins.starts_offsets[some + 1] - 1] >= np.maximum(tokens[some], 1)]
@@ -103,16 +103,16 @@ def _check_starts(bins: RawBins, tokens: NDArray[np.int64], some: NDArray[np.int
 
 def _check_ids(bins: RawBins, limits: Limits) -> Iterator[Finding]:
     negative = _rows_of(np.flatnonzero(bins.ids < 0), bins.ids_offsets)
-    yield "ids_not_negative", negative, "input_ids holds a negative id"
+    yield "ids_not_negative", negative, "input_ids contains a negative id"
     if limits.vocabulary_size is not None:
         beyond = np.flatnonzero(bins.ids >= limits.vocabulary_size)
         worst = int(bins.ids[beyond].max()) if len(beyond) else 0
-        detail = f"input_ids holds {worst}, the vocabulary has {limits.vocabulary_size} ids"
+        detail = f"input_ids contains {worst}, but the vocabulary has {limits.vocabulary_size} ids"
         yield "ids_in_vocabulary", _rows_of(beyond, bins.ids_offsets), detail
 
 
 def _untidy_ends(bins: RawBins, sound: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows with a sequence whose last mask entry is not 0, among structurally sound rows."""
+    """Find structurally sound rows with a sequence whose last mask entry is not 0."""
     per_bin = np.diff(bins.starts_offsets)
     row = owners(per_bin)
     use = sound[row]

@@ -1,4 +1,4 @@
-"""A packed memmap shard: a folder of arrays that are mapped, never loaded; layout in schemas/sft_memmap.py."""
+"""Read a packed memmap shard: a folder of arrays that are mapped, never loaded; layout in schemas/sft_memmap.py."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ _MAX_MANIFEST = 1 << 20
 
 
 class MemmapShard(Opened):
-    """See `tasks.sft.shards.shard.Shard`. Its arrays are there for readers that take single rows.
+    """See `tasks.sft.shards.shard.Shard`. Its arrays are public for readers of single rows.
 
     Raises:
-        BadShardError: on the first look, manifest, headers and sizes do not agree; on the first block, the index
-            arrays do not.
+        BadShardError: on first access, manifest, headers and sizes do not agree; on the first block, the index
+            arrays do not agree.
     """
 
     format = StorageFormat.MEMMAP
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @cached_property
     def manifest(self) -> MemmapManifest:
@@ -54,7 +51,7 @@ class MemmapShard(Opened):
         arrays: dict[str, NDArray[Any]] = {}
         manifest = self.manifest
         if manifest.bins_written != manifest.num_bins:
-            detail = f"bins_written is {manifest.bins_written}, num_bins {manifest.num_bins}"
+            detail = f"bins_written is {manifest.bins_written}, but num_bins is {manifest.num_bins}"
             found.append(("manifest", f"{MEMMAP_MANIFEST}: {detail}"))
         for name, (dtype, shape) in manifest.arrays().items():
             try:
@@ -75,19 +72,19 @@ class MemmapShard(Opened):
         width, sequences = self.manifest.row_width, len(self.arrays["seq_starts"])
         found = []
         for row in np.flatnonzero(lengths > width)[:1]:
-            found.append(f"packed_len[{row}] is {lengths[row]}, row_width {width}")
+            found.append(f"packed_len[{row}] is {lengths[row]}, but row_width is {width}")
         if offsets[0] != 0 or offsets[-1] != sequences:
             ends = f"{offsets[0]} to {offsets[-1]}"
-            found.append(f"seq_offsets go from {ends}, seq_starts has {sequences} entries")
+            found.append(f"seq_offsets range from {ends}, but seq_starts has {sequences} entries")
         for row in np.flatnonzero(np.diff(offsets) < 0)[:1]:
-            found.append(f"seq_offsets fall after entry {row}")
+            found.append(f"seq_offsets decrease after entry {row}")
         if found:
             raise BadShardError.of(self.path, *(("index", detail) for detail in found))
         return lengths, offsets
 
     @property
     def num_bins(self) -> int:
-        # The arrays too: a number that the files do not bear out is none.
+        # Count the arrays, not the manifest: a number that the files contradict is useless.
         return len(self.arrays["packed_len"])
 
     @cached_property
@@ -100,7 +97,7 @@ class MemmapShard(Opened):
             raise BadShardError.of(self.path, ("metadata", detail)) from error
 
     def unclean_rows(self) -> NDArray[np.int64]:
-        """Rows whose padding is not all zeros."""
+        """Find rows whose padding is not all zeros."""
         lengths, width = self.index[0], self.manifest.row_width
         arrays = [self.arrays[name].view(np.ndarray) for name in ("input_ids", "loss_mask")]
         padded = np.flatnonzero(lengths < width)
@@ -112,9 +109,11 @@ class MemmapShard(Opened):
         return np.array(unclean, np.int64)
 
     def longest_bin(self) -> int:
+        """See `Shard.longest_bin`."""
         return int(self.index[0].max(initial=0))
 
     def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
+        """See `Shard.blocks`."""
         lengths, offsets = self.index
         end = len(lengths) if end is None else min(end, len(lengths))
         for low in range(first, end, rows):
@@ -132,7 +131,7 @@ class MemmapShard(Opened):
 
 
 class _MismatchError(ValueError):
-    """A header says something else than the manifest."""
+    """A header contradicts the manifest."""
 
 
 def _map(path: Path, dtype: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -143,23 +142,23 @@ def _map(path: Path, dtype: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
             found if length is None else length for length, found in zip(shape, header.shape, strict=False)
         )
         if header.descr not in (dtype, dtype.replace("|", "<")):
-            raise _MismatchError(f"holds {header.descr}, expected {dtype}")
+            raise _MismatchError(f"has the type {header.descr}, expected {dtype}")
         if header.shape != wanted or len(header.shape) != len(shape):
-            raise _MismatchError(f"has the shape {header.shape}, the manifest says {wanted}")
+            raise _MismatchError(f"has the shape {header.shape}, but the manifest says {wanted}")
         items = int(np.prod(wanted, dtype=object))
         expected = header.offset + items * np.dtype(dtype).itemsize
         if size != expected:
-            raise ValueError(f"{size:,} bytes, its header asks for {expected:,}")
+            raise ValueError(f"it has {size:,} bytes, but its header requires {expected:,}")
         if not items:
             return np.empty(header.shape, dtype)
         return map_array(file, dtype, header.offset, header.shape)
 
 
 def _without_padding(rows: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
-    """The first `lengths[i]` entries of each row, one after the other."""
+    """Concatenate the first `lengths[i]` entries of each row."""
     if not len(rows):
         return np.empty(0, rows.dtype)
-    # Row by row: a mask over all entries would touch the padding and move a byte for each.
+    # Row by row: a mask over all entries would touch the padding and move a byte per entry.
     plain = rows.view(np.ndarray)
     return np.concatenate([row[:length] for row, length in zip(plain, lengths.tolist(), strict=True)])
 

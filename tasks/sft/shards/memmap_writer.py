@@ -1,7 +1,7 @@
-"""Packed bins to a memmap shard; layout in schemas/sft_memmap.py.
+"""Write packed bins to a memmap shard; layout in schemas/sft_memmap.py.
 
-The rows are written as a stream rather than through a mapping: a mapping pays a page fault for every 4 KB it
-touches, and would have to be read again for its digest.
+The rows are streamed rather than written through a mapping: a mapping costs a page fault for every 4 KB it touches,
+and would have to be read again for its digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.storage.atomic import AtomicFile, AtomicFolder
 
-# Rows are padded in a buffer of about 1 MB of ids, which stays in the cache until it is hashed and written.
+# Rows are padded in a buffer of about 1 MB of ids, which stays in cache until it is hashed and written.
 _BUFFER_TOKENS = 1 << 18
 _BLOCK_BINS = 64
 _MAX_INDEX = 2**32
@@ -34,8 +34,8 @@ class MemmapShardWriter(CountedWriter):
     Args:
         path: the shard's folder.
         num_bins: bins that will be written.
-        row_width: tokens a row has room for.
-        metadata: kept in the manifest; without a pack size the row width stands for it.
+        row_width: tokens for which a row has room.
+        metadata: stored in the manifest; without a pack size, the row width is used.
     """
 
     def __init__(self, path: Path, num_bins: int, row_width: int, metadata: ShardMetadata) -> None:
@@ -62,7 +62,7 @@ class MemmapShardWriter(CountedWriter):
         self._files = {name: self._array(name, (num_bins, row_width)) for name in self._buffers}
 
     def _array(self, name: str, shape: tuple[int, ...]) -> AtomicFile:
-        """A new array file, its header written."""
+        """Create an array file and write its header."""
         file = self._folder.new_file(f"{name}.npy")
         dtype = self._manifest.arrays()[name][0]
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -75,7 +75,8 @@ class MemmapShardWriter(CountedWriter):
         if len(too_long):
             row = int(too_long[0])
             raise WorkError(
-                f"bin {self.bins_written + row} has {lengths[row]} tokens, row_width is {self._manifest.row_width}"
+                f"bin {self.bins_written + row} has {lengths[row]} tokens, but row_width is "
+                f"{self._manifest.row_width}"
             )
         for name, values in (("input_ids", bins.input_ids), ("loss_mask", bins.loss_mask)):
             self._write_rows(self._files[name], self._buffers[name], values, bins.token_offsets)
@@ -88,7 +89,7 @@ class MemmapShardWriter(CountedWriter):
     ) -> None:
         width = buffer.shape[1]
         if len(values) == width * (len(offsets) - 1):
-            # Every row is full, and they lie one after the other already.
+            # Every row is full, so the values already have the layout of the file.
             file.write(np.ascontiguousarray(values))
             return
         bounds = list(itertools.pairwise(offsets.tolist()))
@@ -102,7 +103,9 @@ class MemmapShardWriter(CountedWriter):
     def _commit(self) -> dict[str, Any]:
         sequences = lengths_to_offsets(_joined(self._sequences))
         if sequences[-1] >= _MAX_INDEX:
-            raise WorkError(f"{sequences[-1]:,} sequences are more than a memmap shard can index")
+            raise WorkError(
+                f"{sequences[-1]:,} sequences are more than a memmap shard can index; reduce storage.shard_tokens"
+            )
         index = {
             "packed_len": _joined(self._lengths).astype(np.uint32),
             "seq_offsets": sequences.astype(np.uint32),
@@ -119,6 +122,7 @@ class MemmapShardWriter(CountedWriter):
         return self._manifest.model_dump()
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
+        """Return the records of the arrays and the manifest, relative to `root`."""
         return self._folder.records(root)
 
     def _discard(self) -> None:

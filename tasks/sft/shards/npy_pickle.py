@@ -1,13 +1,13 @@
-"""The pickle inside a legacy `.npy` shard, indexed without being unpickled.
+"""Index the pickle inside a legacy `.npy` shard without unpickling it.
 
-`numpy.save` of an object array appends a pickle, and `numpy.load` would run whatever that pickle names. Here a
-small machine of its own walks the opcodes. It knows just those that numpy and lists, dicts, tuples, numbers and
-strings need; it calls nothing; the few names it accepts (see `_NAMES`) stand for the reconstruction of numpy arrays
-and do it on stand-ins. Any other name or opcode is refused with its name, before anything comes of it. The memo is
-a dict, so that no index makes it large, and nothing is ever walked recursively.
+`numpy.save` of an object array appends a pickle, and `numpy.load` would run whatever that pickle names. Here a small
+machine walks the opcodes. It knows only those that numpy arrays, lists, dicts, tuples, numbers and strings need, and
+it calls nothing; the few names it accepts (see `_NAMES`) reconstruct numpy arrays, on stand-ins. Any other name or
+opcode is refused by name before it has any effect. The memo is a dict, so that no index can make it large, and
+nothing is walked recursively.
 
-Nor are numbers kept: a list remembers where in the file its integers lie, and `decode_ints` reads them when they are
-asked for. So memory is a few hundred bytes a row, where unpickling takes 36 bytes a token.
+Numbers are not stored: a list remembers where its integers are in the file, and `decode_ints` reads them on request.
+So memory is a few hundred bytes per row, whereas unpickling takes 36 bytes per token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-# Integers of one, two and four bytes and booleans, as many as follow one another.
+# Consecutive integers of one, two and four bytes, and booleans.
 _INTS = re.compile(rb"(?:K.|M..|J....|[\x88\x89])*+", re.DOTALL)
 _INT_OPCODES = frozenset(b"KMJ\x88\x89")
 _MAX_NAME = 200
@@ -40,16 +40,16 @@ _DTYPE = re.compile(r"[iu][1248]|b1|O8?")
 
 
 class RefusedPickleError(ValueError):
-    """The pickle asks for something that lists of numbers do not need."""
+    """The pickle requests something that lists of numbers do not need."""
 
 
 class DamagedPickleError(ValueError):
-    """The pickle is cut short, or not what `numpy.save` writes."""
+    """The pickle is truncated, or was not written by `numpy.save`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Integers that lie at `[start, end)` of the file, as opcodes or, with a dtype, as raw numbers."""
+    """Integers at `[start, end)` of the file, as opcodes or, with a dtype, as raw numbers."""
 
     start: int
     end: int
@@ -58,13 +58,13 @@ class Run:
 
 @dataclass(slots=True)
 class IntList:
-    """A list in the file: numbers as runs, single ones as they are; anything else in `others`."""
+    """A list in the file: numbers as runs, single numbers as they are; anything else in `others`."""
 
     parts: list[Run | int] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)
 
     def bytes(self) -> int:
-        """Bytes of the file its numbers take; every number takes at least one."""
+        """Return the bytes its numbers take in the file; every number takes at least one."""
         return sum(part.end - part.start if isinstance(part, Run) else 1 for part in self.parts)
 
 
@@ -90,13 +90,13 @@ class _Dtype:
 
     @property
     def plain(self) -> str:
-        # Little-endian unless it says otherwise.
+        # Little-endian unless stated otherwise.
         return (">" if self.order == ">" else "<") + self.name
 
 
 @dataclass(slots=True)
 class _Array:
-    """An array being reconstructed; `values` once its state is there."""
+    """An array being reconstructed; `values` is set together with its state."""
 
     shape: tuple[Any, ...] = ()
     values: IntList | None = None
@@ -109,7 +109,7 @@ class _NoNames(pickle.Unpickler):
 
 
 def decode_ints(data: Any, values: IntList) -> NDArray[np.int64]:
-    """The numbers of a list, int64."""
+    """Decode the numbers of a list to int64."""
     parts: list[Any] = []
     for part in values.parts:
         if isinstance(part, int):
@@ -117,14 +117,14 @@ def decode_ints(data: Any, values: IntList) -> NDArray[np.int64]:
         elif part.dtype is not None:
             parts.append(np.frombuffer(data[part.start : part.end], part.dtype))
         else:
-            # Nothing but the opcodes of `_INTS` lies there: the expression that found it says so.
+            # There are only opcodes of `_INTS` here: the expression that found the run guarantees it.
             parts.append(_NoNames(BytesIO(b"(" + data[part.start : part.end] + b"l.")).load())
     arrays = [np.asarray(part, np.int64) for part in parts]
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
 
 def index_pickle(data: Any, start: int) -> tuple[list[Any], tuple[Any, ...], int]:
-    """What an object array holds.
+    """Index the contents of an object array.
 
     Args:
         data: the file, mapped or in memory.
@@ -134,8 +134,8 @@ def index_pickle(data: Any, start: int) -> tuple[list[Any], tuple[Any, ...], int
         the items of the array, with an `IntList` for each list or array of numbers; its shape; where the pickle ends.
 
     Raises:
-        RefusedPickleError: naming what it asks for.
-        DamagedPickleError: it is cut short or no object array.
+        RefusedPickleError: names what it requests.
+        DamagedPickleError: it is truncated or not an object array.
     """
     machine = _Machine(data, start)
     try:
@@ -143,9 +143,9 @@ def index_pickle(data: Any, start: int) -> tuple[list[Any], tuple[Any, ...], int
     except (IndexError, KeyError, UnicodeDecodeError):
         raise DamagedPickleError(f"the pickle does not make sense at byte {machine.at:,}") from None
     if not isinstance(array, _Array) or not array.is_object or array.values is None:
-        raise DamagedPickleError("the pickle is no object array")
+        raise DamagedPickleError("the pickle is not an object array")
     if array.values.parts:
-        raise DamagedPickleError("the object array holds numbers, not one dict a row")
+        raise DamagedPickleError("the object array contains numbers instead of one dict per row")
     return array.values.others, array.shape, machine.at
 
 
@@ -178,9 +178,9 @@ class _Machine:
             step(self)
 
     def in_list(self) -> bool:
-        """Whether the next number is an item of a list: after its mark, or after other such numbers.
+        """Return whether the next number is an item of a list: after its mark, or after other such numbers.
 
-        After anything else it may belong to an item, as the flags of a dtype do.
+        After anything else it may be part of an item, such as the flags of a dtype.
         """
         mark = self.marks[-1] if self.marks else 0
         if mark == 0 or type(self.stack[mark - 1]) is not IntList:
@@ -214,13 +214,13 @@ class _Machine:
 
     def short(self, length: int) -> int:
         if length > 1 << 20:
-            raise DamagedPickleError(f"a text of {length:,} bytes has no place in a packed shard")
+            raise DamagedPickleError(f"a text of {length:,} bytes is too long for a packed shard")
         return length
 
     def long(self, width: int) -> None:
         length = self.number(width)
         if length > _MAX_LONG_BYTES:
-            raise DamagedPickleError(f"a number of {length:,} bytes is no token")
+            raise DamagedPickleError(f"a number of {length:,} bytes is too long for a token")
         self.stack.append(self.number(length, signed=True))
 
     def named(self) -> None:
@@ -256,7 +256,7 @@ class _Machine:
 
     def extend(self, target: Any, items: list[Any]) -> None:
         if type(target) is not IntList:
-            raise DamagedPickleError("something is appended to what is no list")
+            raise DamagedPickleError("something is appended to a value that is not a list")
         for item in items:
             if isinstance(item, Run | int):
                 target.parts.append(int(item) if isinstance(item, int) else item)
@@ -266,7 +266,7 @@ class _Machine:
     def set_items(self, pairs: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not dict or len(pairs) % 2 or not all(isinstance(k, str) for k in pairs[::2]):
-            raise DamagedPickleError("a row is no dict with text keys")
+            raise DamagedPickleError("a row is not a dict with text keys")
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
     def set_item(self) -> None:
@@ -276,7 +276,7 @@ class _Machine:
     def reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, _Name) or type(arguments) is not tuple:
-            raise RefusedPickleError("a call of something that is no function of numpy's")
+            raise RefusedPickleError("a call of something that is not a numpy function")
         make: Callable[[_Machine, tuple[Any, ...]], Any] | None = _CALLS.get(function.name)
         if make is None:
             raise RefusedPickleError(f"a call of {function.name}")
@@ -285,38 +285,40 @@ class _Machine:
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, RefusedPickleError | DamagedPickleError):
                 raise
-            raise DamagedPickleError(f"a call of {function.name} has other arguments than numpy's") from None
+            raise DamagedPickleError(
+                f"a call of {function.name} has arguments that numpy does not write"
+            ) from None
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if type(state) is not tuple or len(state) < 5:
-            raise DamagedPickleError("the state of an array is not numpy's")
+            raise DamagedPickleError("the state of an array is not valid")
         if isinstance(target, _Dtype):
             if state[1] not in ("<", ">", "|", "="):
-                raise DamagedPickleError("the state of a dtype is not numpy's")
+                raise DamagedPickleError("the state of a dtype is not valid")
             target.order = state[1]
         elif isinstance(target, _Array):
             self.build_array(target, state)
         else:
-            raise RefusedPickleError("a state for something that is no array")
+            raise RefusedPickleError("a state for something that is not an array")
 
     def build_array(self, array: _Array, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, values = state[:5]
         if not isinstance(dtype, _Dtype) or type(shape) is not tuple or fortran is not False:
-            raise DamagedPickleError("the state of an array is not numpy's")
+            raise DamagedPickleError("the state of an array is not valid")
         array.shape, array.is_object = shape, dtype.is_object
         if dtype.is_object and type(values) is IntList:
             array.values = values
         elif not dtype.is_object and isinstance(values, _Bytes | bytes):
             length = len(values) if isinstance(values, bytes) else values.end - values.start
             if length % int(dtype.name[1:]):
-                raise DamagedPickleError("the bytes of an array are no whole numbers")
+                raise DamagedPickleError("the size of an array is not a multiple of its items")
             if isinstance(values, bytes):
                 array.values = IntList(np.frombuffer(values, dtype.plain).astype(np.int64).tolist())
             else:
                 array.values = IntList([Run(values.start, values.end, dtype.plain)])
         else:
-            raise DamagedPickleError("the state of an array is not numpy's")
+            raise DamagedPickleError("the state of an array is not valid")
 
     def get(self, width: int) -> None:
         self.stack.append(self.memo[self.number(width)])
@@ -327,7 +329,7 @@ class _Machine:
     def tuple_of(self, length: int) -> None:
         items = tuple(self.stack[len(self.stack) - length :])
         if len(items) < length:
-            raise DamagedPickleError("a tuple of more than there is")
+            raise DamagedPickleError("a tuple has more items than the stack")
         del self.stack[len(self.stack) - length :]
         self.stack.append(items)
 
@@ -335,14 +337,14 @@ class _Machine:
 def _make_array(machine: _Machine, arguments: tuple[Any, ...]) -> _Array:
     kind, shape, _ = arguments
     if kind != _Name("ndarray") or shape != (0,):
-        raise RefusedPickleError("an array of another kind than numpy's own")
+        raise RefusedPickleError("an array that is not a plain numpy array")
     return _Array()
 
 
 def _make_dtype(machine: _Machine, arguments: tuple[Any, ...]) -> _Dtype:
     name = arguments[0]
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
-        raise DamagedPickleError(f"a packed shard holds no numbers of type {str(name)[:20]!r}")
+        raise DamagedPickleError(f"numbers of type {str(name)[:20]!r} are not allowed in a packed shard")
     return _Dtype(name)
 
 
@@ -350,14 +352,14 @@ def _make_scalar(machine: _Machine, arguments: tuple[Any, ...]) -> int:
     dtype, raw = arguments
     plain = raw if isinstance(raw, bytes) else machine.data[raw.start : raw.end]
     if dtype.is_object or len(plain) != int(dtype.name[1:]):
-        raise DamagedPickleError("a number of numpy's has another size than its type")
+        raise DamagedPickleError("the size of a numpy number does not match its type")
     return int(np.frombuffer(plain, dtype.plain).astype(np.int64)[0])
 
 
 def _make_bytes(machine: _Machine, arguments: tuple[Any, ...]) -> bytes:
     text, codec = arguments
     if codec != "latin1":
-        raise RefusedPickleError("_codecs.encode of something else than bytes")
+        raise RefusedPickleError("_codecs.encode of something other than bytes")
     return bytes(text.encode("latin1"))
 
 

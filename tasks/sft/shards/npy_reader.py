@@ -1,6 +1,6 @@
-"""A legacy `.npy` shard: an object array of dicts of Python lists, read without unpickling.
+"""Read a legacy `.npy` shard, an object array of dicts of Python lists, without unpickling.
 
-Metadata lie behind the pickle, where `numpy.load` stops reading: a marker, JSON, nothing else.
+Metadata follow the pickle, where `numpy.load` stops reading: a marker, then JSON.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ from tasks.storage.npy_header import read_npy_header
 from tasks.storage.reading import map_file, open_binary
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
-# Begins what comes after the pickle in files made here.
+# Marks the metadata after the pickle, in files written by Gristmill.
 TRAILER = b"\ngristmill metadata "
 _MAX_TRAILER = 1 << 16
-# Rows may share a list, which the file then holds once; more of that than this is a small file made to be huge.
+# Rows may share a list that the file has only once; sharing beyond this would turn a small file into a huge one.
 _SHARED, _MAX_SHARING = 1 << 26, 16
 
 
 class NpyShard(Opened):
-    """See `Shard`. The first look walks the file once; after that any block is found at once."""
+    """See `Shard`. First access walks the file once; after that any block is found immediately."""
 
     format = StorageFormat.NPY
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @cached_property
     def _data(self) -> mmap.mmap:
@@ -54,7 +51,7 @@ class NpyShard(Opened):
 
     @cached_property
     def _index(self) -> tuple[list[tuple[IntList, IntList, IntList]], int]:
-        """The lists of every row, and where the pickle ends."""
+        """The lists of each row, and the end of the pickle."""
         try:
             with open_binary(self.path) as file:
                 header = read_npy_header(file)
@@ -64,17 +61,19 @@ class NpyShard(Opened):
                 )
             rows, shape, end = index_pickle(self._data, header.offset)
         except RefusedPickleError as error:
-            detail = f"refused: its pickle asks for {error}; a packed shard needs only numpy arrays, dicts and lists"
+            detail = f"refused: its pickle requests {error}; a packed shard needs only numpy arrays, dicts and lists"
             raise BadShardError.of(self.path, ("safe_pickle", detail), code="unsafe_pickle") from None
         except (DamagedPickleError, ValueError, OSError) as error:
             raise self._unreadable(str(error)) from None
         if header.shape != (len(rows),) or shape != header.shape:
-            detail = f"the header says shape {header.shape}, the array holds {len(rows)} rows"
+            detail = f"the header says shape {header.shape}, but the array has {len(rows)} rows"
             raise BadShardError.of(self.path, ("schema", detail))
         index = [self._lists(row, number) for number, row in enumerate(rows)]
         expanded = sum(values.bytes() for lists in index for values in lists)
         if expanded > _SHARED + _MAX_SHARING * len(self._data):
-            detail = f"its rows share lists and would be {expanded:,} bytes, {len(self._data):,} are there"
+            detail = (
+                f"its rows share lists and would take {expanded:,} bytes; the file has {len(self._data):,}"
+            )
             raise self._unreadable(detail)
         return index, end
 
@@ -85,9 +84,9 @@ class NpyShard(Opened):
             values = getattr(values, "values", values) if not isinstance(values, dict) else None
             if not isinstance(values, IntList) or values.others:
                 detail = (
-                    f"{name!r} holds {type(values.others[0]).__name__}, expected whole numbers"
+                    f"{name!r} contains {type(values.others[0]).__name__}, expected whole numbers"
                     if isinstance(values, IntList)
-                    else f"{name!r} is missing or no list of whole numbers"
+                    else f"{name!r} is missing or not a list of whole numbers"
                 )
                 raise BadShardError.of(Path(f"{self.path}:{number}"), ("schema", detail))
             found.append(values)
@@ -110,11 +109,13 @@ class NpyShard(Opened):
             raise BadShardError.of(self.path, ("metadata", detail)) from error
 
     def longest_bin(self) -> int:
-        # The masks are the cheapest to read: two bytes an entry, all alike.
+        """See `Shard.longest_bin`."""
+        # The masks are the cheapest to read: always two bytes per entry.
         masks = (mask for _, mask, _ in self._index[0])
         return max((len(decode_ints(self._data, mask)) for mask in masks), default=0)
 
     def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
+        """See `Shard.blocks`."""
         index = self._index[0][first:end]
         for start in range(0, len(index), rows):
             columns = zip(*index[start : start + rows], strict=True)
@@ -128,6 +129,7 @@ class NpyShard(Opened):
         return BadShardError.of(self.path, ("readable", f"not a readable .npy shard: {detail}"))
 
     def close(self) -> None:
+        """Close the mapped file; the next access opens it again."""
         if "_data" in vars(self):
             self._data.close()
         super().close()

@@ -1,9 +1,8 @@
-"""Packed bins to a legacy `.npy` shard: what `numpy.save` makes of an object array of dicts of Python lists.
+"""Write packed bins to a legacy `.npy` shard, as `numpy.save` does with an object array of dicts of Python lists.
 
-The pickle is put together from opcodes, a block of bins at a time: numbers of one, two or four bytes are laid out by
-numpy, and no Python number is ever made, where `numpy.save` first needs 36 bytes of memory for each token. It names
-`numpy.core.multiarray`, which every numpy resolves, and nothing else. Metadata follow the pickle, where `numpy.load`
-stops reading.
+The pickle is assembled from opcodes, a block of bins at a time: numpy lays out numbers of one, two or four bytes, and
+no Python numbers are created, whereas `numpy.save` needs 36 bytes of memory per token. The only module it names is
+`numpy.core.multiarray`, which every numpy resolves. Metadata follow the pickle, where `numpy.load` stops reading.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class NpyShardWriter(CountedWriter):
     Args:
         path: the shard file.
         num_bins: bins that will be written; below 2^31.
-        metadata: kept behind the pickle.
+        metadata: stored after the pickle.
     """
 
     def __init__(self, path: Path, num_bins: int, metadata: ShardMetadata) -> None:
@@ -66,9 +65,9 @@ class NpyShardWriter(CountedWriter):
             pieces.append(b"}(")
             for key, row in zip(self._keys, rows, strict=True):
                 pieces += (key, b"](", row, b"e")
-            # Appended one by one, so that the size of a block never shows in the file.
+            # Append rows one by one, so that the block size never affects the file.
             pieces.append(b"ua")
-            # The names are written once; after that they are taken from the memo.
+            # Key names are written once; later rows take them from the memo.
             self._keys = [b"h" + bytes([index]) for index in range(len(COLUMNS))]
         self._file.write(b"".join(pieces))
 
@@ -78,6 +77,7 @@ class NpyShardWriter(CountedWriter):
         return {"bins_written": self.bins_written}
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
+        """Return the record of the shard file, relative to `root`."""
         return (self._file.record(root),)
 
     def _discard(self) -> None:
@@ -85,12 +85,14 @@ class NpyShardWriter(CountedWriter):
 
 
 def _opcodes(values: NDArray[Any], offsets: NDArray[np.int64]) -> list[memoryview]:
-    """Each bin's numbers as BININT1, BININT2 and BININT opcodes."""
+    """Encode each bin's numbers as BININT1, BININT2 and BININT opcodes."""
+    # Choose the shortest opcode for each number, as pickle itself does, to keep the file small.
     narrow = (values >= 0) & (values < 1 << 8)
     middle = (values >= 0) & (values < 1 << 16) & ~narrow
     sizes = np.where(narrow, 2, np.where(middle, 3, 5))
     starts = lengths_to_offsets(sizes)
     out = np.empty(int(starts[-1]), np.uint8)
+    # One scatter per opcode and byte: no step of the loop depends on the number of tokens.
     for opcode, chosen, dtype in (
         (b"K", narrow, "<u1"),
         (b"M", middle, "<u2"),

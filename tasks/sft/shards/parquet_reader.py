@@ -1,10 +1,9 @@
-"""A packed Parquet shard, made here or by another tool, read block by block."""
+"""Read a packed Parquet shard, from Gristmill or another tool, block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,14 @@ from tasks.storage.parquet import parquet_file
 
 
 class ParquetShard(Opened):
-    """See `tasks.sft.shards.shard.Shard`. Other integers, large lists and further columns are accepted."""
+    """See `tasks.sft.shards.shard.Shard`. Other integer types, large lists and additional columns are accepted."""
 
     format = StorageFormat.PARQUET
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @cached_property
     def _file(self) -> pq.ParquetFile:
         try:
-            # A whole column chunk at a time: row groups are small, and bins are asked for group by group.
+            # Read a whole column chunk at a time: row groups are small, and bins are requested group by group.
             file = parquet_file(self._source(), buffer_size=0)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
@@ -41,7 +37,7 @@ class ParquetShard(Opened):
         return file
 
     def _source(self) -> Any:
-        """What pyarrow opens."""
+        """Return the source for pyarrow to open."""
         return self.path
 
     @property
@@ -66,20 +62,22 @@ class ParquetShard(Opened):
             ) from error
 
     def longest_bin(self) -> int:
+        """See `Shard.longest_bin`."""
         longest = 0
-        # The mask is the smaller of the two columns that know.
+        # The mask is the smaller of the two columns with the length.
         for batch in self._batches(0, self.num_bins, 1024, ["loss_mask"]):
             offsets = batch.column(0).offsets.to_numpy()
             longest = max(longest, int(np.diff(offsets).max(initial=0)))
         return longest
 
     def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
+        """See `Shard.blocks`."""
         end = self.num_bins if end is None else min(end, self.num_bins)
         for batch in self._batches(first, end, rows, list(PACKED_FIELDS)):
             yield _raw_bins(batch)
 
     def _batches(self, first: int, end: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Rows `[first, end)`, from the row groups that hold some of them."""
+        """Yield rows `[first, end)`, reading only the row groups that contain them."""
         starts, ends = self.group_offsets[:-1], self.group_offsets[1:]
         groups = np.flatnonzero((starts < end) & (ends > first)).tolist()
         if not groups:
@@ -98,6 +96,7 @@ class ParquetShard(Opened):
         return BadShardError.of(self.path, ("readable", f"not a readable Parquet file: {error}"))
 
     def close(self) -> None:
+        """Close the file; the next access opens it again."""
         if "_file" in vars(self):
             self._file.close()
         super().close()
@@ -107,7 +106,7 @@ def _schema_faults(schema: pa.Schema) -> Iterator[tuple[str, str]]:
     for column, expected in PACKED_FIELDS.items():
         index = schema.get_field_index(column)
         if index < 0:
-            yield "schema", f"the column {column!r} is missing or there twice"
+            yield "schema", f"the column {column!r} is missing or occurs twice"
             continue
         found = schema.field(index).type
         is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
@@ -132,7 +131,7 @@ def _raw_bins(batch: pa.RecordBatch) -> RawBins:
 
 
 def _has_null(batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Which rows are null in a column, or hold a null inside a list."""
+    """Mark the rows that are null in a column or contain a null inside a list."""
     bad = np.zeros(batch.num_rows, dtype=bool)
     for column in batch.columns:
         if column.null_count:

@@ -1,4 +1,4 @@
-"""Packed Parquet shards behind a URI: found and read through fsspec, range by range, never copied whole."""
+"""Find and read packed Parquet shards behind a URI through fsspec, range by range, without copying whole files."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class UriParquetShard(ParquetShard):
         return self._handle
 
     def close(self) -> None:
+        """Close the remote file; the next access opens it again."""
         handle = vars(self).get("_handle")
         super().close()
         if handle is not None:
@@ -34,15 +35,15 @@ class UriParquetShard(ParquetShard):
 
 
 def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
-    """The Parquet shards at a URI, in order: a file, a folder with shards anywhere below, a glob, a run.
+    """Find the Parquet shards at a URI, in order: a file, a folder with shards anywhere below, a glob, a run.
 
     Args:
-        split: of a run or an output folder, or of a folder with folders named for splits.
+        split: the split of a run or an output folder, or of a folder with subfolders named after splits.
 
     Raises:
         ConfigError: `missing_path`, there are none; `unsupported_uri`, fsspec has no such protocol; otherwise as
             `tasks.sft.shards.find.find_shards`.
-        InputError: it cannot be listed.
+        InputError: the URI cannot be listed.
     """
     if is_pattern(uri):
         store, pattern = store_at(uri)
@@ -62,7 +63,7 @@ def _parquet(uris: list[str], where: str) -> list[str]:
     shards = [uri for uri in uris if uri.endswith(".parquet")]
     if not shards:
         raise ConfigError(
-            "no .parquet files are there; other formats are read from local or mounted folders",
+            "no .parquet files found; other formats can only be read from local or mounted folders",
             code="missing_path",
             where=where,
         )

@@ -1,4 +1,4 @@
-"""What every packed shard has, whatever its format: metadata, blocks of bins, and faults of the file as a whole."""
+"""Base of packed shards of all formats: metadata, blocks of bins, and faults of the file as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.sft import (
 )
 from tasks.sft.shards.invariants import Limits, RawBins
 
-# 2 MB of ids at the default pack size: in the cache, and 200 MB less at the peak of two shards than 1,024 rows.
+# 2 MB of ids at the default pack size: fits the cache, and takes 200 MB less at the peak of two shards than 1,024.
 BLOCK_ROWS = 128
 
 
@@ -30,7 +30,7 @@ class BadShardError(InputError):
     """A shard that cannot be read as one.
 
     Attributes:
-        findings: rule and detail of everything that is wrong with the file as a whole.
+        findings: rule and detail of each fault of the file as a whole.
     """
 
     default_code = "bad_shard"
@@ -38,7 +38,7 @@ class BadShardError(InputError):
 
     @classmethod
     def of(cls, path: Path, *findings: tuple[str, str], code: str | None = None) -> Self:
-        """An error of one or more (rule, detail)."""
+        """Build an error from one or more (rule, detail)."""
         error = cls("; ".join(detail for _, detail in findings), code=code, where=str(path))
         error.findings = findings
         return error
@@ -46,10 +46,10 @@ class BadShardError(InputError):
 
 @dataclass(frozen=True)
 class ShardMetadata:
-    """What a shard says about itself; `None` where it does not say.
+    """A shard's description of itself; `None` where it does not say.
 
     Attributes:
-        version: format version; only files made here carry one.
+        version: format version; only files written by Gristmill have one.
         pack_size: most tokens a bin may count, as `count` counts them.
         tokenizer_digest: SHA-256 of the tokenizer.
         vocabulary_size: ids are below this.
@@ -63,14 +63,15 @@ class ShardMetadata:
 
     @classmethod
     def made_here(cls, pack: PackConfig, tokenizer_digest: str, vocabulary_size: int) -> ShardMetadata:
+        """Describe a shard that this version writes."""
         return cls(FORMAT_VERSION, pack.size, pack.count, tokenizer_digest, vocabulary_size)
 
     @classmethod
     def parse(cls, keys: Mapping[str, str]) -> ShardMetadata:
-        """From key-value metadata; other tools' keys are left alone.
+        """Parse key-value metadata; keys of other tools are ignored.
 
         Raises:
-            ValueError: a key of ours has a value it cannot have.
+            ValueError: one of our keys has an invalid value.
         """
 
         def number(key: bytes) -> int | None:
@@ -87,7 +88,7 @@ class ShardMetadata:
         )
 
     def keys(self) -> dict[str, str]:
-        """The inverse of `parse`.
+        """Format as key-value metadata, the inverse of `parse`.
 
         >>> ShardMetadata(pack_size=8, count=Count.STORED).keys()
         {'gristmill.pack_size': '8', 'gristmill.count': 'stored'}
@@ -102,12 +103,12 @@ class ShardMetadata:
         return {key.decode(): str(value) for key, value in values.items() if value is not None}
 
     def limits(self) -> Limits:
-        """What rows are held to; without a word about it, lengths count as the trainer counts them."""
+        """Return the limits that rows must keep; by default, lengths count as in the trainer."""
         return Limits(self.pack_size, self.count or Count.RUNTIME, self.vocabulary_size)
 
 
 class Shard(Protocol):
-    """A packed shard, opened when it is first looked at; the file's faults are raised then, as `BadShardError`."""
+    """A packed shard, opened on first access, which raises faults of the file as `BadShardError`."""
 
     path: Path
 
@@ -121,15 +122,15 @@ class Shard(Protocol):
     def metadata(self) -> ShardMetadata: ...
 
     def longest_bin(self) -> int:
-        """Stored tokens of the longest bin; 0 if there is none. Reads no token ids."""
+        """Return the stored tokens of the longest bin, 0 without bins. Token ids are not read."""
         ...
 
     def blocks(self, first: int = 0, end: int | None = None, rows: int = BLOCK_ROWS) -> Iterator[RawBins]:
-        """Bins `[first, end)` in order, at most `rows` at a time, as the file holds them; checked by nobody."""
+        """Yield bins `[first, end)` in order, at most `rows` at a time, as stored and unchecked."""
         ...
 
     def close(self) -> None:
-        """Give the file back; the next look opens it again."""
+        """Close the file; the next access opens it again."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -142,9 +143,11 @@ class Shard(Protocol):
 class Opened:
     """Mixin: a shard whose open files are cached properties, dropped by `close`."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def close(self) -> None:
+        """Drop all cached properties; the next access opens the shard again."""
         kept = {name: value for name, value in vars(self).items() if name == "path"}
         self.__dict__.clear()
         self.__dict__.update(kept)

@@ -1,7 +1,7 @@
-"""Validate packed shards: one, a folder of them, or a run's; of any format, made here or by another tool.
+"""Validate packed shards: one, a folder of them, or those of a run; of any format, from Gristmill or another tool.
 
-Files that carry our format version must keep every invariant. In other files a mask that ends in 1, or padding that
-is not 0, is only a warning: they are kept as they are.
+Files with our format version must keep every invariant. In other files, a sequence whose mask does not end with 0, or
+padding that is not 0, is only a warning.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OURS_ONLY = frozenset({"mask_ends_with_0", "padding_is_0"})
 
 
 def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int | None = None) -> Verdict:
-    """Validate packed shards, several at once.
+    """Validate several packed shards at the same time.
 
     Args:
         paths: the shards.
         kind: `file`, `folder` or `run`, for the verdict.
-        where: what the user named, for the verdict.
-        workers: shards read at once; default the number of cores.
+        where: the location the user named, for the verdict.
+        workers: shards read at the same time; by default the number of cores.
     """
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         results = list(pool.map(validate_shard, paths))
@@ -52,7 +52,7 @@ def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int |
 def validate_shard(path: Path) -> Verdict:
     """Validate one packed shard.
 
-    Counts in the verdict: `bins`, `sequences`, `tokens`, `trained_tokens`, and `pack_size` if the file says it.
+    Counts in the verdict: `bins`, `sequences`, `tokens`, `trained_tokens`, and `pack_size` if the file states it.
     """
     name = str(path)
     try:
@@ -76,7 +76,7 @@ def _check_rows(shard: Shard, name: str) -> Verdict:
         counts["tokens"] += len(bins.ids)
         counts["trained_tokens"] += int((bins.mask != 0).sum())
     if isinstance(shard, MemmapShard):
-        _note(found, "padding_is_0", shard.unclean_rows(), "the row holds something behind its last token")
+        _note(found, "padding_is_0", shard.unclean_rows(), "the row has non-zero values after its last token")
     faults = [
         Fault(
             where=f"{name}:{row}",

@@ -1,4 +1,4 @@
-"""The writer of each format, and the name of the shard it writes."""
+"""Choose the writer of each format, and the name of the shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = {StorageFormat.PARQUET: ".parquet", StorageFormat.MEMMAP: "", Storage
 
 
 def shard_name(shard: int, storage_format: StorageFormat) -> str:
-    """File or folder name of a shard.
+    """Return the file or folder name of a shard.
 
     >>> shard_name(3, StorageFormat.NPY), shard_name(3, StorageFormat.MEMMAP)
     ('shard_000003.npy', 'shard_000003')
@@ -26,7 +26,7 @@ def shard_name(shard: int, storage_format: StorageFormat) -> str:
 def open_writer(
     path: Path, storage: StorageConfig, metadata: ShardMetadata, num_bins: int, row_width: int
 ) -> BinWriter:
-    """A writer of one shard in the format that `storage` asks for.
+    """Open a writer of one shard in the format of `storage`.
 
     Args:
         num_bins: bins that will be written.
