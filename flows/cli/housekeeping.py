@@ -18,10 +18,10 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the two commands to a parser's commands."""
     runs = commands.add_parser("runs", parents=[common], help="list the runs of an output folder")
-    runs.add_argument("path", metavar="DIR")
+    runs.add_argument("path", metavar="DIR", help="the output folder")
     runs.set_defaults(run=_runs)
     prune = commands.add_parser("prune", parents=[common], help="remove old runs and unused stages")
-    prune.add_argument("path", metavar="DIR")
+    prune.add_argument("path", metavar="DIR", help="the output folder")
     prune.add_argument(
         "--keep", type=int, default=1, metavar="N", help="runs to keep, newest first; default 1"
     )

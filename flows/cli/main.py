@@ -93,8 +93,12 @@ def _parser() -> _Parser:
     validate = commands.add_parser(
         "validate", parents=[common], help="check a run, a folder of shards or a file"
     )
-    validate.add_argument("path", metavar="PATH")
-    validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
+    validate.add_argument(
+        "path", metavar="PATH", help="a run, an output folder, a folder of shards or a file"
+    )
+    validate.add_argument(
+        "--level", choices=("quick", "full"), default="full", help="full, the default, reads every row"
+    )
     validate.set_defaults(run=_validate)
     convert = commands.add_parser(
         "convert", parents=[common], help="convert packed shards to another storage format"
@@ -110,7 +114,7 @@ def _parser() -> _Parser:
         parents=[common],
         help="show the content of a run, a folder of shards, a file or a tokenizer",
     )
-    look.add_argument("path", metavar="PATH")
+    look.add_argument("path", metavar="PATH", help="what to show")
     look.add_argument("--rows", type=int, default=0, metavar="N", help="show N bins, records or documents")
     look.add_argument("--first", type=int, default=0, metavar="K", help="start at number K, counted from 0")
     look.add_argument("--tokenizer", metavar="DIR", help="tokenizer that shows packed bins as text")
@@ -120,7 +124,9 @@ def _parser() -> _Parser:
     look.set_defaults(run=_inspect)
     examples.add_commands(commands, common)
     demo = commands.add_parser("demo", parents=[common], help="run all flows on a little generated data")
-    demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
+    demo.add_argument(
+        "--output-dir", default="demo-output", metavar="DIR", help="folder to write to; default demo-output"
+    )
     demo.set_defaults(run=_demo)
     housekeeping.add_commands(commands, common)
     server.add_commands(commands, common)
@@ -136,10 +142,15 @@ def _run_options() -> _Parser:
         default=[],
         metavar="PATH=VALUE",
         dest="overrides",
-        help="override a config field",
+        help="override a field of the configuration, for example workers=4; may be repeated",
     )
-    options.add_argument("--output-dir", metavar="DIR", help="override output_dir")
-    options.add_argument("--runner", choices=("threads", "processes"), default="threads")
+    options.add_argument("--output-dir", metavar="DIR", help="override the output_dir of the configuration")
+    options.add_argument(
+        "--runner",
+        choices=("threads", "processes"),
+        default="threads",
+        help="run tasks in threads, the default, or processes",
+    )
     options.add_argument("--workers", type=int, metavar="N", help="how many tasks run at once")
     options.add_argument(
         "--address",

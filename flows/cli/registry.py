@@ -46,37 +46,31 @@ class FlowEntry:
         return model.parse(raw)
 
 
-PACK_SFT = FlowEntry(
-    name="pack-sft",
-    summary="pack chat data into shards",
-    schema="schemas.sft",
-    config="PackSftConfig",
-    identity="tasks.sft.identity",
-    module="pack_sft",
+def _entry(name: str, summary: str, domain: str, config: str) -> FlowEntry:
+    """Describe a flow of ours, whose modules are named after its domain."""
+    return FlowEntry(
+        name, summary, f"schemas.{domain}", config, f"tasks.{domain}.identity", name.replace("-", "_")
+    )
+
+
+PACK_SFT = _entry("pack-sft", "pack chat data into shards", "sft", "PackSftConfig")
+SAMPLE_CORPUS = _entry(
+    "sample-corpus",
+    "draw an exact, seeded sample from bucketed Parquet corpora",
+    "corpus",
+    "SampleCorpusConfig",
 )
-SAMPLE_CORPUS = FlowEntry(
-    name="sample-corpus",
-    summary="draw an exact, seeded sample from bucketed Parquet corpora",
-    schema="schemas.corpus",
-    config="SampleCorpusConfig",
-    identity="tasks.corpus.identity",
-    module="sample_corpus",
+TRAIN_TOKENIZER = _entry(
+    "train-tokenizer",
+    "train a byte-level BPE tokenizer on a sample",
+    "tokenizer",
+    "TrainTokenizerConfig",
 )
-TRAIN_TOKENIZER = FlowEntry(
-    name="train-tokenizer",
-    summary="train a byte-level BPE tokenizer on a sample",
-    schema="schemas.tokenizer",
-    config="TrainTokenizerConfig",
-    identity="tasks.tokenizer.identity",
-    module="train_tokenizer",
-)
-BUILD_PROBE_ROWS = FlowEntry(
-    name="build-probe-rows",
-    summary="turn network measurements into one ArrayRecord record per probe",
-    schema="schemas.probes",
-    config="BuildProbeRowsConfig",
-    identity="tasks.probes.identity",
-    module="build_probe_rows",
+BUILD_PROBE_ROWS = _entry(
+    "build-probe-rows",
+    "turn network measurements into one ArrayRecord record per probe",
+    "probes",
+    "BuildProbeRowsConfig",
 )
 FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
 

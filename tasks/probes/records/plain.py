@@ -72,7 +72,7 @@ class PlainRows(Sequence[dict[str, Any]]):
         return (self[index] for index in range(len(self)))
 
     def take(self, rows: Ints, positions: Ints) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
-        """Times in microseconds, destinations and round trips of some measurements.
+        """Read times in microseconds, destinations and round trips of some measurements.
 
         Args:
             rows, positions: int64[n], the row of each and its place in it.

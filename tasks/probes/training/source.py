@@ -64,7 +64,7 @@ class ProbeRowDataSource:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files, in order."""
+        """Paths of the files, in order."""
         return self._paths
 
     def __len__(self) -> int:
