@@ -16,8 +16,7 @@ def validate_tokenizers(files: Sequence[Path], kind: str, where: str) -> Verdict
     """Load every `tokenizer.json`, of any tool, and check its ids.
 
     Args:
-        kind: `file` or `folder`, for the verdict.
-        where: the path the user gave, for the verdict.
+        kind, where: copied into the verdict.
 
     Returns:
         A verdict with the counts `files` and `tokens`.
