@@ -22,16 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.corpus.selection.cutoff import (
-    Band,
-    BandCount,
-    Cutoff,
-    IdRange,
-    find_cutoff,
-    keep_rows,
-    scan,
-    split_batches,
-)
+from tasks.corpus.selection import cutoff as cutoffs
 from tasks.corpus.selection.md5 import hash_rows
 
 SEED, BUCKET = 42, "4"
@@ -81,22 +72,22 @@ def band_select(
     file_rows: int,
     count: int,
     batch_ids: int,
-    run: Callable[..., Iterable[BandCount]] = map,
-) -> Cutoff:
+    run: Callable[..., Iterable[cutoffs.BandCount]] = map,
+) -> cutoffs.Cutoff:
     paths = [path_of(file) for file in range(num_files)]
-    batches = split_batches([file_rows] * num_files, batch_ids)
+    batches = cutoffs.split_batches([file_rows] * num_files, batch_ids)
 
-    def scan_all(edges: Band) -> Iterable[BandCount]:
-        return run(partial(scan, seed=SEED, bucket=BUCKET, paths=paths, edges=edges), batches)
+    def scan_all(edges: cutoffs.Band) -> Iterable[cutoffs.BandCount]:
+        return run(partial(cutoffs.scan, seed=SEED, bucket=BUCKET, paths=paths, edges=edges), batches)
 
-    return find_cutoff(count, num_files * file_rows, scan_all)
+    return cutoffs.find_cutoff(count, num_files * file_rows, scan_all)
 
 
-def keep_all_files(num_files: int, file_rows: int, last: Cutoff) -> list[tuple[int, int]]:
+def keep_all_files(num_files: int, file_rows: int, last: cutoffs.Cutoff) -> list[tuple[int, int]]:
     """What the shards do afterwards: hash their own rows again and compare."""
     kept = []
     for file in range(num_files):
-        mask = keep_rows(SEED, BUCKET, path_of(file), IdRange(file, 0, file_rows), last)
+        mask = cutoffs.keep_rows(SEED, BUCKET, path_of(file), cutoffs.IdRange(file, 0, file_rows), last)
         kept += [(file, row) for row in np.flatnonzero(mask).tolist()]
     return kept
 
@@ -144,7 +135,7 @@ def compare_selection() -> None:
     def both() -> None:
         cutoff = band_select(*size, SELECT_COUNT, LARGE_BATCH_IDS)
         for file in range(SELECT_FILES):
-            keep_rows(SEED, BUCKET, path_of(file), IdRange(file, 0, SELECT_FILE_ROWS), cutoff)
+            cutoffs.keep_rows(SEED, BUCKET, path_of(file), cutoffs.IdRange(file, 0, SELECT_FILE_ROWS), cutoff)
 
     median = medians(
         heap=lambda: heap_select(*size, SELECT_COUNT),

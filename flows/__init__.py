@@ -1,4 +1,4 @@
-"""One file a flow; each tells its story in the order the work happens."""
+"""Hold one file for each flow; each reads in the order in which the work happens."""
 
 from gristmill_command import require_own
 

@@ -1,4 +1,4 @@
-"""`python -m flows`: the command `gristmill` where it is not installed."""
+"""Run the command `gristmill` as `python -m flows`, where it is not installed."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def build_probe_rows(
 
     Args:
         config: what to read and how to divide it.
-        verify: how closely cached results are checked before they are used again.
-        force: do every step again, whatever is cached.
+        verify: how closely to check cached results before reusing them.
+        force: run every step again, even if it is cached.
     """
     return tell(DOMAIN, identify, mill, config, verify, force)
 
@@ -51,14 +51,14 @@ def mill(
     once: Once,
     reuse: Reuse | None = None,
 ) -> RunManifest:
-    """The story of a run: inventory, scatter, gather, validate, report, publish."""
+    """Run the steps in order: take inventory, scatter, gather, validate, report, publish."""
     array_record_module()
     files = take_inventory(identity)
 
     scatters = scatter_jobs(config, files)
     scattered = each(steps.scatter, scatters)
     ledger = input_ledger(config, scattered)
-    log.info("scattered %d rows of %d files, %d rejected", ledger.rows_in, len(files), ledger.rows_rejected)
+    log.info("scattered %d rows from %d files, %d rejected", ledger.rows_in, len(files), ledger.rows_rejected)
 
     gathers = gather_jobs(config, scatters, scattered)
     check_train(gathers)

@@ -30,12 +30,12 @@ log = logging.getLogger("gristmill.pack_sft")
 
 @flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False, task_runner=runner_from_environment())
 def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = False) -> dict[str, Any]:
-    """Pack chat data into shards a trainer reads.
+    """Pack chat data into shards that a trainer reads.
 
     Args:
         config: what to pack and how.
-        verify: how closely cached results are checked before they are used again.
-        force: do every step again, whatever is cached.
+        verify: how closely to check cached results before reusing them.
+        force: run every step again, even if it is cached.
     """
     return tell(DOMAIN, identify, mill, config, verify, force)
 
@@ -43,7 +43,7 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
 def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """The story of a run: tokenize, plan, write, validate, report, publish."""
+    """Run the steps in order: tokenize, plan, write, validate, report, publish."""
     parts = tokenize_jobs(config, identity)
     receipts = iter(each(steps.tokenize, [job for jobs in parts.values() for job in jobs]))
     spools = {name: [next(receipts) for _ in jobs] for name, jobs in parts.items()}

@@ -33,12 +33,12 @@ log = logging.getLogger("gristmill.sample_corpus")
 def sample_corpus(
     config: SampleCorpusConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:
-    """Sample corpora for tokenizer training: exact, streaming, nothing lost.
+    """Draw an exact sample from corpora for tokenizer training, streaming, with every row accounted for.
 
     Args:
         config: what to sample and how much.
-        verify: how closely cached results are checked before they are used again.
-        force: do every step again, whatever is cached.
+        verify: how closely to check cached results before reusing them.
+        force: run every step again, even if it is cached.
     """
     return tell(DOMAIN, identify, mill, config, verify, force)
 
@@ -50,7 +50,7 @@ def mill(
     once: Once,
     reuse: Reuse | None = None,
 ) -> RunManifest:
-    """The story of a run: inventory, screen, select, write, validate, report, publish."""
+    """Run the steps in order: take inventory, screen, select, write, validate, report, publish."""
     _warn_about_counts(config)
     buckets = take_inventory(config, identity)
     for bucket in buckets:
@@ -77,7 +77,7 @@ def mill(
     for taken in sampled:
         found = taken.selection.bucket
         log.info(
-            "%s: %d rows of %d requested, %d shards",
+            "%s: %d of %d requested rows, %d shards",
             found.label,
             sum(taken.rows),
             found.inputs.count,
@@ -95,5 +95,5 @@ def _warn_about_counts(config: SampleCorpusConfig) -> None:
         total = sum(dataset.counts.values())
         if dataset.samples is not None and dataset.samples != total:
             log.warning(
-                "datasets.%s.samples is %d and the bucket counts add up to %d", key, dataset.samples, total
+                "datasets.%s.samples is %d, but the bucket counts add up to %d", key, dataset.samples, total
             )

@@ -31,12 +31,12 @@ log = logging.getLogger("gristmill.train_tokenizer")
 def train_tokenizer(
     config: TrainTokenizerConfig, verify: Verify = Verify.SIZE, force: bool = False
 ) -> dict[str, Any]:
-    """Train a tokenizer that transformers loads.
+    """Train a tokenizer that transformers can load.
 
     Args:
         config: the sample, the vocabulary, the special tokens and the chat template.
-        verify: how closely cached results are checked before they are used again.
-        force: do every step again, whatever is cached.
+        verify: how closely to check cached results before reusing them.
+        force: run every step again, even if it is cached.
     """
     return tell(DOMAIN, identify, mill, config, verify, force)
 
@@ -44,7 +44,7 @@ def train_tokenizer(
 def mill(
     config: TrainTokenizerConfig, identity: TrainIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """The story of a run: train, validate, report, publish."""
+    """Run the steps in order: train, validate, report, publish."""
     [trained] = each(steps.train, [train_job(config, identity)])
     ledger = run_ledger(config, trained)
     for bucket in trained.statistics["buckets"]:

@@ -1,4 +1,4 @@
-"""validate: a verdict on anything Gristmill makes or reads."""
+"""validate: check anything that Gristmill makes or reads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ log = logging.getLogger("gristmill.validate")
 
 @flow(name=FLOW, flow_run_name=flow_run_name, persist_result=False)
 def validate(config: ValidateConfig) -> dict[str, Any]:
-    """Check a run, an output folder, a folder of shards or one file; fails if a rule is broken.
+    """Check a run, an output folder, a folder of shards or one file; fail if a rule is broken.
 
     Args:
         config: what to check and how closely.
+
+    Returns:
+        The verdict, as JSON.
     """
     verdict = steps.validate(config)
     for fault in verdict.faults:

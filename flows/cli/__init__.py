@@ -1,1 +1,1 @@
-"""The command line: arguments, configuration files, progress, rendering."""
+"""Implement the command line: arguments, configuration files, progress, rendering."""

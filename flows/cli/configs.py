@@ -1,4 +1,4 @@
-"""Configuration files: safe YAML, overrides from the command line, one readable error."""
+"""Read configuration files: safe YAML, overrides from the command line, one readable error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice; PyYAML would silently keep the last.
+    """Load safe YAML, and refuse duplicate keys; PyYAML would silently keep the last value.
 
-    It also reads JSON's escapes of characters beyond 16 bits, which PyYAML leaves as two halves.
+    Also read JSON's escapes of characters beyond 16 bits, which PyYAML leaves as two halves.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float | bool) and key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                    None, None, f"the key {key!r} appears twice", key_node.start_mark
                 )
             if isinstance(key, str | int | float | bool):
                 seen.add(key)
@@ -39,15 +39,15 @@ class _Loader(yaml.SafeLoader):
             return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
             raise yaml.constructor.ConstructorError(
-                None, None, "the text holds half of a UTF-16 pair", node.start_mark
+                None, None, "the text contains half of a UTF-16 pair", node.start_mark
             ) from None
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The configuration in a YAML (or JSON) file, with `path=value` overrides applied.
+    """Load the configuration in a YAML (or JSON) file, and apply `path=value` overrides.
 
     Raises:
-        ConfigError: the file is missing or not YAML, it holds no mapping, or an override does not fit.
+        ConfigError: the file is missing, is not YAML or is not a mapping, or an override does not fit.
     """
     try:
         text = read_text(path)
@@ -65,7 +65,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(f"not valid YAML: {problem}", code="bad_yaml", where=place) from error
     except (ValueError, RecursionError) as error:
-        # PyYAML lets what Python says about 2024-13-45 or endless nesting through.
+        # PyYAML passes on Python's own errors, such as those for 2024-13-45 or very deep nesting.
         raise ConfigError(f"a value is not valid YAML: {error}", code="bad_yaml", where=path) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"expected a mapping of keys, found {type(raw).__name__}", where=path)
@@ -95,11 +95,11 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         holder = _enter(holder, step, override, {} if isinstance(following, str) else [])
     if isinstance(steps[-1], int) and not (isinstance(holder, list) and steps[-1] < len(holder)):
         raise ConfigError(
-            f"{override!r}: there is no entry [{steps[-1]}]", code="bad_override", where="--set"
+            f"{override!r}: entry [{steps[-1]}] does not exist", code="bad_override", where="--set"
         )
     if isinstance(steps[-1], str) and not isinstance(holder, dict):
         raise ConfigError(
-            f"{override!r}: {steps[-1]!r} is no key of a list", code="bad_override", where="--set"
+            f"{override!r}: {steps[-1]!r} is not an index of a list", code="bad_override", where="--set"
         )
     holder[steps[-1]] = value
 
@@ -111,11 +111,11 @@ def _enter(holder: Any, step: str | int, override: str, empty: Any) -> Any:
         return holder[step]
     if isinstance(step, int) and isinstance(holder, list) and step < len(holder):
         return holder[step]
-    raise ConfigError(f"{override!r}: nothing is at {step!r}", code="bad_override", where="--set")
+    raise ConfigError(f"{override!r}: there is nothing at {step!r}", code="bad_override", where="--set")
 
 
 def _steps(path: str) -> list[str | int]:
-    """`datasets[0].weight` as `["datasets", 0, "weight"]`; empty if it is no path."""
+    """Split `datasets[0].weight` into `["datasets", 0, "weight"]`; return `[]` if it is not a path."""
     steps: list[str | int] = []
     for part in path.split("."):
         matches = list(_STEP.finditer(part))

@@ -1,4 +1,4 @@
-"""How a conversion is told: a table of sizes for people, one JSON line for scripts."""
+"""Print a conversion: a table of sizes for people, one JSON line for scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN_SHARDS = 20
 
 
 def print_conversion(conversion: Conversion, as_json: bool) -> None:
-    """Print sizes before and after; the totals come last."""
+    """Print the sizes before and after, with the totals last."""
     if as_json:
         print(json.dumps(conversion.as_dict()))
         return

@@ -1,4 +1,4 @@
-"""The demonstration: sample a corpus, train a tokenizer, pack chats with it, make probe rows, validate all."""
+"""Run the demonstration: sample a corpus, train a tokenizer, pack chats with it, make probe rows, validate all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VOCABULARY = 8_000
 
 
 def run_demo(output_dir: Path, as_json: bool) -> int:
-    """Make the demo's inputs, run the flows on them, validate the results, print what is where."""
+    """Write the demo's inputs, run the flows on them, validate the results, and print where everything is."""
     from tasks.demo.corpus import write_corpus
     from tasks.demo.docstrings import write_chats
     from tasks.demo.measurements import write_measurements
@@ -56,10 +56,10 @@ def _run(entry: FlowEntry, raw: dict[str, Any]) -> Summary:
 
 
 def _sample_config(output_dir: Path, inputs: Path, rows: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Half of every bucket."""
+    """Ask for half of every bucket."""
     datasets = {
         corpus: {
-            # A name with "github" reads its texts from the column `content`.
+            # For a name that contains "github", texts are read from the column `content`.
             "name": "github-stdlib" if corpus == "code" else "python-docs",
             "source": str(inputs / "corpus" / corpus),
             "buckets": {bucket: {"count": count // 2} for bucket, count in buckets.items()},
@@ -98,8 +98,8 @@ def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> 
     from rich.table import Table
 
     table = Table(title=f"gristmill demo, all valid, {seconds:.0f} s")
-    for column in ("flow", "rows in", "used", "made", "seconds"):
-        table.add_column(column, justify="left" if column in ("flow", "made") else "right")
+    for column in ("flow", "rows in", "used", "output", "seconds"):
+        table.add_column(column, justify="left" if column in ("flow", "output") else "right")
     for summary in summaries:
         ledger = summary.manifest.ledger
         took = "cached" if summary.cached else f"{summary.seconds:.1f}"
@@ -112,8 +112,8 @@ def _print_table(summaries: list[Summary], output_dir: Path, seconds: float) -> 
         print(f"report   {summary.report}")
     print(f"trainer  {output_dir / 'sft' / 'latest' / 'splits' / 'train'}")
     print(f"loader   {output_dir / 'probes' / 'latest'}")
-    print(f"look     {command_line('inspect', output_dir / 'sft', '--rows', 3)}")
-    print(f"check    {command_line('validate', output_dir / 'sft')}")
+    print(f"inspect  {command_line('inspect', output_dir / 'sft', '--rows', 3)}")
+    print(f"validate {command_line('validate', output_dir / 'sft')}")
 
 
 def _made(statistics: dict[str, Any]) -> str:

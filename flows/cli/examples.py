@@ -1,4 +1,4 @@
-"""The command `example`: a configuration to begin with, complete and commented."""
+"""Implement the command `example`, which prints a complete, commented configuration to start from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to a parser's."""
+    """Add the command to a parser's commands."""
     example = commands.add_parser(
         "example", parents=[common], help="print an example configuration of a flow"
     )
-    example.add_argument("flow", metavar="FLOW", choices=[entry.name for entry in FLOWS], help="its name")
+    example.add_argument(
+        "flow", metavar="FLOW", choices=[entry.name for entry in FLOWS], help="name of the flow"
+    )
     example.set_defaults(run=_example)
 
 

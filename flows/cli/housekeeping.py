@@ -1,4 +1,4 @@
-"""The commands `runs` and `prune`: what an output folder holds, and the removal of what is not needed."""
+"""Implement the commands `runs` and `prune`: list the runs of an output folder, and remove old ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the two commands to a parser's."""
+    """Add the two commands to a parser's commands."""
     runs = commands.add_parser("runs", parents=[common], help="list the runs of an output folder")
-    runs.add_argument("path", metavar="DIR")
+    runs.add_argument("path", metavar="DIR", help="the output folder")
     runs.set_defaults(run=_runs)
-    prune = commands.add_parser("prune", parents=[common], help="remove old runs and stages that none needs")
-    prune.add_argument("path", metavar="DIR")
+    prune = commands.add_parser("prune", parents=[common], help="remove old runs and unused stages")
+    prune.add_argument("path", metavar="DIR", help="the output folder")
     prune.add_argument(
         "--keep", type=int, default=1, metavar="N", help="runs to keep, newest first; default 1"
     )
     prune.add_argument(
-        "--min-age", default="7d", metavar="AGE", help="keep what is younger: 90m, 12h, 7d; default 7d"
+        "--min-age",
+        default="7d",
+        metavar="AGE",
+        help="keep anything younger than this: 90m, 12h, 7d; default 7d",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     prune.set_defaults(run=_prune)
 
 
@@ -64,7 +67,7 @@ def _runs(options: argparse.Namespace) -> int:
         for run in found
     )
     heads = tuple(Column(name, number > 1) for number, name in enumerate(columns))
-    print_table(make_console(), Table(f"{len(found)} runs of {options.path}", heads, rows))
+    print_table(make_console(), Table(f"{len(found)} runs in {options.path}", heads, rows))
     return 0
 
 
@@ -98,10 +101,10 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def parse_age(text: str) -> int:
-    """Seconds of an age.
+    """Convert an age to seconds.
 
     Raises:
-        ConfigError: it is no number with a unit.
+        ConfigError: the text is not a number with a unit.
 
     >>> parse_age("90m"), parse_age("7d"), parse_age("0s")
     (5400, 604800, 0)
@@ -109,7 +112,7 @@ def parse_age(text: str) -> int:
     match = re.fullmatch(r"(\d+)([smhdw])", text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is no age; write a number and s, m, h, d or w, for example 7d",
+            f"{text!r} is not a valid age; write a number followed by s, m, h, d or w, for example 7d",
             code="usage",
             where="--min-age",
         )

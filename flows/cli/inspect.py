@@ -1,4 +1,4 @@
-"""The command `inspect`: what an output holds, in a terminal or as JSON."""
+"""Implement the command `inspect`, which shows the content of an output in a terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_ROWS = 100
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return its exit code."""
     from tasks.outputs.inspect import inspect_path, query_path
 
     path = Path(options.path)
@@ -30,7 +30,7 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def print_inspection(inspection: Inspection, as_json: bool) -> None:
-    """All parts, in the order they are read."""
+    """Print all parts of an inspection, in reading order."""
     if as_json:
         print(json.dumps(dataclasses.asdict(inspection)))
         return
@@ -46,7 +46,7 @@ def print_inspection(inspection: Inspection, as_json: bool) -> None:
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:
-    """The rows of a query."""
+    """Print the rows of a query's answer."""
     if as_json:
         print(json.dumps({"columns": answer.columns, "rows": answer.rows}, default=str))
         return
@@ -55,7 +55,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
         for place, name in enumerate(answer.columns)
     )
     rows = tuple(tuple(_cell(value) for value in row) for row in answer.rows)
-    note = f"the first {len(rows)} rows; all with --json" if answer.more else f"{len(rows)} rows"
+    note = f"first {len(rows)} rows; use --json for all of them" if answer.more else f"{len(rows)} rows"
     print_table(make_console(), Table("Answer", columns, rows, note))
 
 

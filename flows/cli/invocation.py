@@ -1,7 +1,7 @@
-"""The commands that programs print, written so that they work where they are printed.
+"""Write the commands that programs print so that they work where they are printed.
 
-`gristmill` alone is found only where its environment is activated. `make demo` activates none, and a checkout that
-is not installed has no such command: there, what is printed begins with something that runs.
+The shell finds `gristmill` only where its environment is activated. `make demo` does not activate one, and a checkout
+that is not installed has no such command: there, the printed command starts with something that runs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ NAME = "gristmill"
 
 
 def command_line(*arguments: object) -> str:
-    """A command of ours, to be pasted into the shell that this process was started from."""
+    """Return a command of ours, ready to paste into the shell that started this process."""
     return " ".join([this_command(), *(shlex.quote(str(argument)) for argument in arguments)])
 
 
 def this_command() -> str:
-    """How to call this installation from the working directory: `gristmill`, its path, or `python -m flows`."""
+    """Return how to call this installation from the working directory.
+
+    It is `gristmill`, its path, or `python -m flows`.
+    """
     called, python = Path(sys.argv[0]), Path(sys.executable)
     script = called if called.name == NAME else python.parent / NAME
     if os.access(script, os.X_OK) and script.is_file():
@@ -30,9 +33,9 @@ def this_command() -> str:
 
 
 def _typed(program: Path) -> str:
-    """A program as one would type it: its name if that is enough, else its path, relative if it lies below."""
+    """Return a program as one would type it: its name if the shell finds it, else its path, relative if possible."""
     found = which(program.name)
-    # Folders are compared, not files: the interpreters of all virtual environments are links to one.
+    # Compare folders, not files: the interpreters of all virtual environments are links to the same file.
     if found is not None and Path(found).parent.resolve() == program.parent.resolve():
         return program.name
     path = (

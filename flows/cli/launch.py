@@ -1,4 +1,4 @@
-"""Starting a flow from the command line: quiet Prefect, the chosen runner, our own errors."""
+"""Start a flow from the command line: quiet Prefect, the chosen runner, our own errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ log = logging.getLogger("gristmill")
 def run_flow(
     package: str, module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
 ) -> RunManifest:
-    """Run the flow of a module's own name in this process; returns the manifest it published.
+    """Run the flow that a module is named after, in this process, and return the manifest it published.
 
     Args:
         package, module: where the flow is.
         runner: `threads` or `processes`.
-        workers: tasks run at once.
-        address: the Prefect server to use, instead of the one that is configured, running, or embedded.
-        parameters: the flow's.
+        workers: how many tasks run at once.
+        address: the Prefect server to use instead of the configured, running or embedded one.
+        parameters: arguments of the flow.
 
     Raises:
-        GristmillError: what the flow raised, or that there is no server.
+        GristmillError: the flow raised it, or no server could be reached.
     """
     quiet_environment(debug=log.isEnabledFor(logging.DEBUG))
     from tasks.runtime.runners import make_runner

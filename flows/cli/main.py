@@ -1,4 +1,4 @@
-"""The command line. Prefect, Arrow and numpy are imported only by the commands that need them."""
+"""Parse and run commands. Only the commands that need Prefect, Arrow or numpy import them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 class _Version(argparse.Action):
-    """Prints the version of what is installed; looked up only here, as it takes as long as all other imports."""
+    """Print the installed version; looked up only on demand, as it takes as long as all other imports."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted)."""
+    """Run one command and return its exit code: 0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     debug = "--debug" in arguments
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _not_of_progress(record: logging.LogRecord) -> bool:
-    """Lines about single tasks are for the run's page: the terminal has bars."""
+    """Leave out lines about single tasks: they are for the run's page, as the terminal has bars."""
     return record.name != "gristmill.progress"
 
 
@@ -79,7 +79,7 @@ def _trace(debug: bool) -> None:
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog=this_command(), description="Raw corpora to training-ready data.")
+    parser = _Parser(prog=this_command(), description="Turn raw corpora into training-ready data.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     common = _Parser(add_help=False)
@@ -93,30 +93,40 @@ def _parser() -> _Parser:
     validate = commands.add_parser(
         "validate", parents=[common], help="check a run, a folder of shards or a file"
     )
-    validate.add_argument("path", metavar="PATH")
-    validate.add_argument("--level", choices=("quick", "full"), default="full", help="full reads every row")
+    validate.add_argument(
+        "path", metavar="PATH", help="a run, an output folder, a folder of shards or a file"
+    )
+    validate.add_argument(
+        "--level", choices=("quick", "full"), default="full", help="full, the default, reads every row"
+    )
     validate.set_defaults(run=_validate)
     convert = commands.add_parser(
-        "convert", parents=[common], help="packed shards from one storage format to another"
+        "convert", parents=[common], help="convert packed shards to another storage format"
     )
     convert.add_argument("source", metavar="SRC", help="a shard, a folder of shards, or a run")
-    convert.add_argument("target", metavar="DST", help="a shard or a folder that is not there yet")
+    convert.add_argument("target", metavar="DST", help="a new shard or folder")
     convert.add_argument(
-        "--to", choices=("parquet", "memmap", "npy"), help="the format; a suffix of DST says it too"
+        "--to", choices=("parquet", "memmap", "npy"), help="the format; may be left out if DST has its suffix"
     )
     convert.set_defaults(run=_convert)
     look = commands.add_parser(
-        "inspect", parents=[common], help="look at a run, a folder of shards, a file or a tokenizer"
+        "inspect",
+        parents=[common],
+        help="show the content of a run, a folder of shards, a file or a tokenizer",
     )
-    look.add_argument("path", metavar="PATH")
+    look.add_argument("path", metavar="PATH", help="what to show")
     look.add_argument("--rows", type=int, default=0, metavar="N", help="show N bins, records or documents")
-    look.add_argument("--first", type=int, default=0, metavar="K", help="begin with number K, from 0")
-    look.add_argument("--tokenizer", metavar="DIR", help="show packed bins as text")
-    look.add_argument("--sql", metavar="QUERY", help="a SELECT over bins, measurements, documents or rejects")
+    look.add_argument("--first", type=int, default=0, metavar="K", help="start at number K, counted from 0")
+    look.add_argument("--tokenizer", metavar="DIR", help="tokenizer that shows packed bins as text")
+    look.add_argument(
+        "--sql", metavar="QUERY", help="run a SELECT over bins, measurements, documents or rejects"
+    )
     look.set_defaults(run=_inspect)
     examples.add_commands(commands, common)
-    demo = commands.add_parser("demo", parents=[common], help="a small end-to-end run on generated data")
-    demo.add_argument("--output-dir", default="demo-output", metavar="DIR")
+    demo = commands.add_parser("demo", parents=[common], help="run all flows on a little generated data")
+    demo.add_argument(
+        "--output-dir", default="demo-output", metavar="DIR", help="folder to write to; default demo-output"
+    )
     demo.set_defaults(run=_demo)
     housekeeping.add_commands(commands, common)
     server.add_commands(commands, common)
@@ -125,31 +135,36 @@ def _parser() -> _Parser:
 
 def _run_options() -> _Parser:
     options = _Parser(add_help=False)
-    options.add_argument("config", metavar="CONFIG", help="a YAML file")
+    options.add_argument("config", metavar="CONFIG", help="configuration, a YAML file")
     options.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="PATH=VALUE",
         dest="overrides",
-        help="override a config field",
+        help="override a field of the configuration, for example workers=4; may be repeated",
     )
-    options.add_argument("--output-dir", metavar="DIR", help="override output_dir")
-    options.add_argument("--runner", choices=("threads", "processes"), default="threads")
-    options.add_argument("--workers", type=int, metavar="N", help="tasks run at once")
+    options.add_argument("--output-dir", metavar="DIR", help="override the output_dir of the configuration")
+    options.add_argument(
+        "--runner",
+        choices=("threads", "processes"),
+        default="threads",
+        help="run tasks in threads, the default, or processes",
+    )
+    options.add_argument("--workers", type=int, metavar="N", help="how many tasks run at once")
     options.add_argument(
         "--address",
         metavar="URL",
-        help="API of the Prefect server to use; else the configured one, the one of `up`, or an embedded one",
+        help="API of the Prefect server to use; default: the configured one, that of `up`, or an embedded one",
     )
     options.add_argument(
         "--verify",
         type=Verify,
         choices=list(Verify),
         default=Verify.SIZE,
-        help="how cached results are checked",
+        help="how to check cached results before reusing them",
     )
-    options.add_argument("--force", action="store_true", help="do every step again, whatever is cached")
+    options.add_argument("--force", action="store_true", help="run every step again, even if it is cached")
     return options
 
 
@@ -206,11 +221,15 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def terminate(signum: int, frame: object) -> None:
-    """SIGTERM as an interrupt: the run stops between files and can be resumed."""
+    """Treat SIGTERM as an interrupt: the run stops between files and can be resumed.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
     raise KeyboardInterrupt
 
 
 def entry() -> int:
-    """`main` for a process of its own: SIGTERM ends it as Ctrl-C does."""
+    """Run `main` in a process of its own, which SIGTERM ends as Ctrl-C does."""
     signal.signal(signal.SIGTERM, terminate)
     return main()

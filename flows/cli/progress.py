@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: bars on a terminal, plain lines everywhere else."""
+"""Show the progress of a run on stderr: bars on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-# A stage says how far it is at most so often, where there are no bars.
+# Where there are no bars, a stage reports its progress at most this often.
 _PLAIN_S = 10.0
 
 
 class PlainProgress:
-    """One line when a stage ends, and now and then while it is long. See `tasks.runtime.progress.Watcher`.
+    """Print a line when a stage ends, and every 10 s while it runs. See `tasks.runtime.progress.Watcher`.
 
     Args:
-        write: takes a line.
-        clock: seconds.
+        write: prints a line.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,40 +28,46 @@ class PlainProgress:
         self._said = 0.0
 
     def started(self, stage: str, total: int) -> None:
+        """Note the size of a stage."""
         self._total, self._said = total, self._clock()
 
     def advanced(self, stage: str, done: int, reused: int) -> None:
+        """Print how many tasks are done, unless a line was printed a moment ago."""
         if done < self._total and self._clock() - self._said >= _PLAIN_S:
             self._said = self._clock()
             self._write(f"{stage}: {done} of {self._total}")
 
     def ended(self, stage: str, done: int, reused: int, seconds: float) -> None:
-        # Of a stage that failed the error says more.
+        """Print how many tasks ran and how many were reused."""
+        # If the stage failed, the error says more.
         if done == self._total > 0:
-            more = f", {reused} re-used" if reused else ""
+            more = f", {reused} reused" if reused else ""
             self._write(f"{stage}: {done} in {seconds:.1f} s{more}")
 
 
 class BarProgress:
-    """A bar a stage, with its rate and the time that remains. See `tasks.runtime.progress.Watcher`."""
+    """Show a bar for each stage, with its rate and the time left. See `tasks.runtime.progress.Watcher`."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._tasks: dict[str, Any] = {}
 
     def started(self, stage: str, total: int) -> None:
+        """Add a bar."""
         self._tasks[stage] = self._bars.add_task(stage, total=total, reused="")
 
     def advanced(self, stage: str, done: int, reused: int) -> None:
-        self._bars.update(self._tasks[stage], completed=done, reused=f"{reused} re-used" if reused else "")
+        """Move the bar on."""
+        self._bars.update(self._tasks[stage], completed=done, reused=f"{reused} reused" if reused else "")
 
     def ended(self, stage: str, done: int, reused: int, seconds: float) -> None:
+        """Stop the bar's clock."""
         self._bars.stop_task(self._tasks[stage])
 
 
 @contextlib.contextmanager
 def showing_progress(stream: TextIO | None = None) -> Iterator[None]:
-    """Show the stages of the flow that runs in this context, and its log lines above the bars."""
+    """Show the stages of the flow that runs in this context, with its log lines above the bars."""
     from tasks.runtime.progress import watching
 
     stream = stream or sys.stderr
@@ -83,7 +89,7 @@ def showing_progress(stream: TextIO | None = None) -> Iterator[None]:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Tasks a second."""
+        """Show the tasks done per second."""
 
         def render(self, task: Bar) -> Text:
             speed = task.finished_speed or task.speed

@@ -1,6 +1,6 @@
-"""The flows a user can start, and how a complete run of one is found without starting it.
+"""List the flows a user can start, and find a complete run of one without starting it.
 
-Configurations and identities are named by module and imported when needed: `--help` pays for none of them.
+Configurations and identities are named by module and imported when needed, so that `--help` does not pay for them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tasks.run.receipts import Verify
 
 @dataclass(frozen=True)
 class FlowEntry:
-    """One flow.
+    """Describe one flow.
 
     Attributes:
         name: the command.
         summary: one line of help.
-        schema: module of the configuration model, whose name `config` is.
+        schema: module of the configuration model; `config` is the model's name.
         identity: module with `DOMAIN` and `identify(config)`.
         module: name of the flow's module in `package`, and of the flow in it.
     """
@@ -37,46 +37,40 @@ class FlowEntry:
     package: str = "flows"
 
     def parse(self, raw: Any) -> Any:
-        """The validated configuration.
+        """Return the validated configuration.
 
         Raises:
-            ConfigError: naming the field, its value, and what is allowed.
+            ConfigError: a field is wrong; the message gives its path, its value and what is allowed.
         """
         model: type[Config] = getattr(importlib.import_module(self.schema), self.config)
         return model.parse(raw)
 
 
-PACK_SFT = FlowEntry(
-    name="pack-sft",
-    summary="chat data to packed shards",
-    schema="schemas.sft",
-    config="PackSftConfig",
-    identity="tasks.sft.identity",
-    module="pack_sft",
+def _entry(name: str, summary: str, domain: str, config: str) -> FlowEntry:
+    """Describe a flow of ours, whose modules are named after its domain."""
+    return FlowEntry(
+        name, summary, f"schemas.{domain}", config, f"tasks.{domain}.identity", name.replace("-", "_")
+    )
+
+
+PACK_SFT = _entry("pack-sft", "pack chat data into shards", "sft", "PackSftConfig")
+SAMPLE_CORPUS = _entry(
+    "sample-corpus",
+    "draw an exact, seeded sample from bucketed Parquet corpora",
+    "corpus",
+    "SampleCorpusConfig",
 )
-SAMPLE_CORPUS = FlowEntry(
-    name="sample-corpus",
-    summary="an exact, seeded sample of bucketed Parquet corpora",
-    schema="schemas.corpus",
-    config="SampleCorpusConfig",
-    identity="tasks.corpus.identity",
-    module="sample_corpus",
+TRAIN_TOKENIZER = _entry(
+    "train-tokenizer",
+    "train a byte-level BPE tokenizer on a sample",
+    "tokenizer",
+    "TrainTokenizerConfig",
 )
-TRAIN_TOKENIZER = FlowEntry(
-    name="train-tokenizer",
-    summary="a byte-level BPE tokenizer trained on a sample",
-    schema="schemas.tokenizer",
-    config="TrainTokenizerConfig",
-    identity="tasks.tokenizer.identity",
-    module="train_tokenizer",
-)
-BUILD_PROBE_ROWS = FlowEntry(
-    name="build-probe-rows",
-    summary="network measurements to one ArrayRecord record per probe",
-    schema="schemas.probes",
-    config="BuildProbeRowsConfig",
-    identity="tasks.probes.identity",
-    module="build_probe_rows",
+BUILD_PROBE_ROWS = _entry(
+    "build-probe-rows",
+    "turn network measurements into one ArrayRecord record per probe",
+    "probes",
+    "BuildProbeRowsConfig",
 )
 FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
 
@@ -84,14 +78,14 @@ FLOWS = (SAMPLE_CORPUS, TRAIN_TOKENIZER, BUILD_PROBE_ROWS, PACK_SFT)
 def run_or_find(
     entry: FlowEntry, config: Any, runner: str, verify: Verify, force: bool, address: str | None = None
 ) -> Summary:
-    """Run a flow, or find its complete run; Prefect is imported only if there is something to do.
+    """Run a flow, or find its complete run; import Prefect only if there is something to do.
 
     Args:
         config: as `entry.parse` returns it.
         runner: `threads` or `processes`.
-        verify: how closely published files and cached results are checked.
-        force: run although a complete run is there.
-        address: the Prefect server to use; else the configured, the running or an embedded one.
+        verify: how closely to check published files and cached results.
+        force: run even if there is a complete run.
+        address: the Prefect server to use instead of the configured, running or embedded one.
     """
     from tasks.run.history import completed_run
     from tasks.run.layout import run_folder

@@ -1,7 +1,7 @@
-"""Tables, charts and samples in a terminal, or as plain text in a pipe.
+"""Print tables, charts and samples in a terminal, or as plain text in a pipe.
 
-Everything shown may come from users' data, so control characters are made visible: an escape sequence inside a chat
-must not drive the terminal.
+Anything shown may come from users' data, so control characters are made visible: an escape sequence inside a chat
+must not control the terminal.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from schemas.report import Chart, Fact, Passage, Sample, Table
 
 _BAR_CELLS = 40
 _TRAINED = "bold green"
-# Around trained text where there is no colour.
+# Mark trained text where there is no colour.
 _OPEN, _CLOSE = "⟦", "⟧"
-# Columns of text that goes to a file or a pipe.
+# Width, in columns, of text that goes to a file or a pipe.
 _PLAIN_WIDTH = 120
-# Control characters but line feed and tab, and marks that reorder text.
+# Control characters except line feed and tab, and marks that reorder text.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out.
+    """Return the text with control characters written out.
 
     >>> printable("red \\x1b[31m")
     'red \\\\x1b[31m'
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def make_console() -> Console:
-    """A console for stdout, as wide as the terminal."""
+    """Return a console for stdout, as wide as the terminal."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PLAIN_WIDTH
@@ -45,7 +45,7 @@ def make_console() -> Console:
 
 
 def print_facts(console: Console, facts: Iterable[Fact]) -> None:
-    """Headline numbers, one a line."""
+    """Print headline numbers, one on each line."""
     grid = Grid.grid(padding=(0, 2))
     for fact in facts:
         grid.add_row(_text(fact.label), _text(fact.value), _text(fact.hint, "dim"))
@@ -53,7 +53,7 @@ def print_facts(console: Console, facts: Iterable[Fact]) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """A table under its title, its note below."""
+    """Print a table under its title, with its note below."""
     console.print()
     console.print(_text(table.title, "bold"))
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False)
@@ -67,7 +67,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_chart(console: Console, chart: Chart) -> None:
-    """A chart as lines of blocks, one for each label and series."""
+    """Print a chart as lines of blocks, one for each label and series."""
     console.print()
     console.print(_text(chart.title, "bold"))
     console.print(_text(chart.caption, "dim"))
@@ -81,14 +81,14 @@ def print_chart(console: Console, chart: Chart) -> None:
         for series in chart.series:
             name = label if len(chart.series) == 1 else f"{label} {series.name}"
             value = series.values[place]
-            # What is there at all is seen.
+            # A value above zero gets at least one cell.
             cells = round(_BAR_CELLS * value / most) or int(value > 0)
             grid.add_row(_text(name), Text("█" * cells, "cyan"), _text(series.texts[place]))
     console.print(grid)
 
 
 def print_sample(console: Console, sample: Sample) -> None:
-    """Sequences of text; what is trained is coloured, or in brackets where there is no colour."""
+    """Print sequences of text; trained text is coloured, or in brackets where there is no colour."""
     console.print()
     console.print(_text(sample.title, "bold"))
     coloured = console.is_terminal and not console.no_color
@@ -112,5 +112,5 @@ def _sequence(sequence: tuple[Passage, ...], coloured: bool) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    # A Text, so that brackets in data are no markup.
+    # As a Text, so that brackets in data are not read as markup.
     return Text(printable(text), style)

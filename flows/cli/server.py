@@ -1,4 +1,4 @@
-"""`gristmill up`, `status` and `down`: the local server from the command line."""
+"""Implement `gristmill up`, `status` and `down`, which control the local server."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ NOT_RUNNING = 1
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the three commands to a parser's."""
+    """Add the three commands to a parser's commands."""
     up = commands.add_parser(
         "up", parents=[common], help="start a local Prefect server with its UI, a worker and the deployments"
     )
     up.add_argument(
-        "--port", type=int, metavar="N", help="port of a new server; default 4200, or any that is free"
+        "--port", type=int, metavar="N", help="port for a new server; default: 4200, or any free port"
     )
     up.set_defaults(run=_up)
     seen = commands.add_parser(
         "status", parents=[common], help="print what is running; exit code 1 if a part is down"
     )
     seen.set_defaults(run=_status)
-    down = commands.add_parser("down", parents=[common], help="stop it; its database stays")
+    down = commands.add_parser("down", parents=[common], help="stop the server; its database is kept")
     down.set_defaults(run=_down)
 
 
@@ -56,7 +56,7 @@ def _down(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"ended": ended}))
     else:
-        print(f"ended {ended} processes" if ended else "nothing was running")
+        print(f"stopped {ended} processes" if ended else "nothing was running")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a finished run prints: a table for people, one JSON line for scripts."""
+"""Print a finished run: lines for people, one JSON object for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.run.layout import REPORT_PAGE
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run as the command line reports it."""
+    """Describe a finished run as the command line reports it."""
 
     manifest: RunManifest
     run_dir: str
@@ -25,13 +25,14 @@ class Summary:
 
     @property
     def report(self) -> str | None:
-        """The page about the run; a run whose report failed, or one of an earlier version, has none."""
+        """Path of the run's report; `None` if the report failed, or if an earlier version made the run."""
         page = Path(self.run_dir, REPORT_PAGE)
         return str(page) if page.is_file() else None
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON."""
         manifest, ledger = self.manifest, self.manifest.ledger
-        # Whole numbers only: what is told by split or bucket stays in the manifest.
+        # Whole numbers only: statistics by split or bucket stay in the manifest.
         totals = {name: value for name, value in manifest.statistics.items() if isinstance(value, int)}
         return {
             "flow": manifest.flow,
@@ -53,10 +54,10 @@ class Summary:
         }
 
     def lines(self) -> list[str]:
-        """The summary as plain lines."""
+        """Return the summary as plain lines."""
         ledger = self.manifest.ledger
         out = [
-            f"{self.manifest.flow}: {'cached' if self.cached else 'done'} in {self.seconds:.1f} s",
+            f"{self.manifest.flow}: {'already complete, checked' if self.cached else 'done'} in {self.seconds:.1f} s",
             f"  rows       {ledger.rows_in:,} in, {ledger.rows_used:,} used, {ledger.filtered:,} filtered, "
             f"{ledger.duplicates:,} duplicates, {ledger.rows_rejected:,} rejected",
         ]
@@ -90,7 +91,7 @@ class Summary:
 
 
 def print_summary(summary: Summary, as_json: bool) -> None:
-    """Print the summary to stdout; with `as_json` the last line is one JSON object."""
+    """Print the summary to stdout, as one JSON object if `as_json`."""
     if as_json:
         print(json.dumps(summary.as_dict()))
     else:
@@ -98,7 +99,7 @@ def print_summary(summary: Summary, as_json: bool) -> None:
 
 
 def print_error(error: GristmillError, as_json: bool) -> None:
-    """Print one readable message to stderr, and the JSON object to stdout if asked for."""
+    """Print one readable message to stderr and, if `as_json`, a JSON object to stdout."""
     print(f"gristmill: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": error.as_dict()}))

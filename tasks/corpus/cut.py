@@ -1,7 +1,7 @@
-"""Cutting a bucket's selection into shards: a pure function of the inventory and of what is selected.
+"""Cut a bucket's selection into shards: a pure function of the inventory and of the selected rows.
 
 Shards are cut at row-group edges, by source bytes and by selected rows, never across buckets and never by the
-number of workers. Only a row group that alone holds more selected rows than a shard may is cut inside.
+number of workers. A row group is cut inside only if it alone has more selected rows than a shard may have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARDS = 96
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Part of one file that goes into a shard.
+    """Locate the part of one file that goes into a shard.
 
     Attributes:
         path, name, digest: the file.
@@ -50,14 +50,17 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class ShardCut:
-    """The pieces of one shard, and how many rows they give."""
+    """Hold the pieces of one shard, and how many selected rows they contain."""
 
     pieces: tuple[SourceRows, ...]
     rows: int
 
 
 def shard_bytes_for(total_bytes: int) -> int:
-    """Uncompressed source bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold the corpus."""
+    """Return how many uncompressed source bytes a shard may span.
+
+    It is the smallest 64 MiB * 2**k such that 96 shards hold the corpus.
+    """
     return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
 
 
@@ -73,13 +76,13 @@ def cut_shards(
     shard_bytes: int,
     kept: Kept,
 ) -> list[ShardCut]:
-    """The shards of a bucket, in row order; row groups that give no row are left out.
+    """Return the shards of a bucket, in row order; row groups without a selected row are left out.
 
     Args:
         selected: int64[row groups of all files], as `select_bucket` counts them.
         max_rows: most rows of one shard.
         shard_bytes: a shard is closed before it spans more uncompressed bytes than this.
-        kept: asked only for row groups that must be cut inside.
+        kept: called only for row groups that must be cut inside.
     """
     shards: list[ShardCut] = []
     pieces: list[SourceRows] = []
@@ -106,7 +109,7 @@ def _pieces(
     max_rows: int,
     kept: Kept,
 ) -> Iterator[tuple[SourceRows, int, int]]:
-    """Every row group that gives rows, cut inside only where it gives more than `max_rows`."""
+    """Yield every row group with selected rows, cut inside only if it has more than `max_rows` of them."""
     counts = iter(selected.tolist())
     for index, file in enumerate(files):
         first_row = 0
@@ -133,7 +136,7 @@ def _pieces(
 def _cuts(
     file: int, first_row: int, num_rows: int, count: int, max_rows: int, kept: Kept
 ) -> Iterator[tuple[int, int, int]]:
-    """`(start, stop, selected rows)` of the parts of one row group."""
+    """Yield `(start, stop, selected rows)` of the parts of one row group."""
     end = first_row + num_rows
     if count == 0:
         return

@@ -1,4 +1,4 @@
-"""Validate sample shards by themselves, made here or by another tool: what can be told without their source."""
+"""Validate sample shards without their source, whether we or another tool wrote them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _COLUMNS = dict.fromkeys(OWN_COLUMNS, (is_text, "string"))
 
 
 def validate_documents(shards: Sequence[Path], kind: str, where: str) -> Verdict:
-    """Read every row: text, source and bucket are there and valid UTF-8.
+    """Read every row and check that text, source and bucket are present and valid UTF-8.
 
     Args:
         kind: `file` or `folder`, for the verdict.
-        where: what the user named, for the verdict.
+        where: the path the user gave, for the verdict.
 
     Returns:
-        Counts `shards` and `rows`.
+        A verdict with the counts `shards` and `rows`.
     """
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         checked = list(pool.map(lambda shard: check_columns(shard, _COLUMNS), shards))

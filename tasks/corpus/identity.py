@@ -1,4 +1,4 @@
-"""What a sample-corpus run is: its files by content, and the hash that follows. Cheap to import and to compute."""
+"""Identify a sample-corpus run: its files by content, and its hash. Cheap to import and to compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSource(Source):
-    """One bucket and its files, sorted by relative path; its name is `{key}/{bucket}`.
+    """Describe one bucket and its files, sorted by relative path; its name is `{key}/{bucket}`.
 
     Attributes:
         key: the data set's key in the configuration.
@@ -39,8 +39,8 @@ def identify(config: SampleCorpusConfig) -> Identity[BucketSource]:
     """Resolve, fingerprint and hash everything `config` names.
 
     Raises:
-        ConfigError: bucket folders that are missing or hold no Parquet file, all of them named; or an input is what
-            runs made.
+        ConfigError: bucket folders are missing or contain no Parquet file (the message names all of them), or an
+            input is the output of a run.
         InputError: an input cannot be read.
     """
     buckets, seen = fingerprint(_find_buckets(config), config.output_dir, PUBLISHED)

@@ -1,6 +1,6 @@
-"""What is in the files, by their footers: rows, row groups, and whether every text can be there.
+"""Read from the files' footers what is in them: rows, row groups, and whether texts can be null.
 
-Nothing is written before every file has been looked at, and every file that cannot be used is named.
+Nothing is written before every file has been opened, and every unusable file is named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECK_ROWS = 4096
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows and uncompressed bytes of one row group."""
+    """Count the rows and uncompressed bytes of one row group."""
 
     rows: int
     bytes: int
@@ -33,10 +33,10 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One readable file of a bucket.
+    """Describe one readable file of a bucket.
 
     Attributes:
-        path: where it lies; `name`: relative to the bucket's folder.
+        path: the file; `name`: its path relative to the bucket's folder.
         digest: SHA-256 of its content.
         groups: its row groups, in file order.
         may_hold_nulls: the footer does not rule out null texts.
@@ -59,7 +59,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SkippedFile:
-    """A file or folder that was left out, and why."""
+    """Name a file or folder that was left out, and say why."""
 
     name: str
     reason: str
@@ -68,12 +68,12 @@ class SkippedFile:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket after the inventory.
+    """Describe a bucket after the inventory.
 
     Attributes:
-        inputs: what was asked for.
-        files: the readable files, sorted by name; a file's position is its index in ties.
-        skipped: what `on_error: skip` left out.
+        inputs: the files and count that were requested.
+        files: the readable files, sorted by name; a file's position decides ties.
+        skipped: files that `on_error: skip` left out.
     """
 
     inputs: BucketSource
@@ -90,10 +90,10 @@ class Bucket:
 
 
 def take_inventory(config: SampleCorpusConfig, identity: Identity[BucketSource]) -> tuple[Bucket, ...]:
-    """Open every footer, `io_workers` at once.
+    """Read the footer of every file, `io_workers` at once.
 
     Raises:
-        InputError: files that cannot be used, all of them named, unless `on_error` is skip.
+        InputError: `bad_files`: files cannot be used and `on_error` is not `skip`; the message names all of them.
     """
     # When bad files may be left out, every page is read now: a selection must not change half-way.
     thorough = config.on_error is OnError.SKIP
@@ -127,7 +127,7 @@ def _bucket(entry: BucketSource, looked: list[SourceFile | SkippedFile]) -> Buck
 def _of_one_type(
     entry: BucketSource, looked: list[SourceFile | SkippedFile]
 ) -> Iterable[SourceFile | SkippedFile]:
-    """Files whose kept columns differ in type from the first file's cannot share a Parquet file with it."""
+    """Skip files whose kept columns differ in type from the first file's: a Parquet file cannot hold both types."""
     first = next((found for found in looked if isinstance(found, SourceFile)), None)
     for found in looked:
         if isinstance(found, SourceFile) and first is not None and found.keep_types != first.keep_types:
@@ -143,7 +143,7 @@ def _refuse(faults: Iterable[str]) -> None:
     if listed:
         more = f"; and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
         raise InputError(
-            f"{len(listed)} files cannot be sampled: {'; '.join(listed[:_NAMED])}{more}. Mend or remove them, or set "
+            f"{len(listed)} files cannot be sampled: {'; '.join(listed[:_NAMED])}{more}. Fix or remove them, or set "
             "on_error: skip",
             code="bad_files",
             where="datasets",
@@ -190,11 +190,11 @@ def _row_group(metadata: pq.FileMetaData, index: int) -> RowGroup:
 
 
 def _may_hold_nulls(metadata: pq.FileMetaData, column: str) -> bool:
-    """Whether the footer's statistics leave room for a null text."""
+    """Return whether the footer's statistics leave room for a null text."""
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         if group.num_columns != len(metadata.schema):
-            # Asking such a footer for a column ends the whole process in Arrow.
+            # Asking such a footer for a column makes Arrow end the whole process.
             raise pa.ArrowInvalid(f"row group {index} has {group.num_columns} columns")
         for position in range(group.num_columns):
             chunk = group.column(position)

@@ -1,6 +1,6 @@
-"""Where the documents of a sample's sources went, and whether enough is left.
+"""Account for the documents of a sample's sources, and check that enough are left.
 
-A file that was skipped counts as one rejected row: how many rows it has may be what could not be read.
+A skipped file counts as one rejected row, because the number of its rows may be what could not be read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tasks.run.limits import check_rows, total_ledger
 def check_screened(
     config: SampleCorpusConfig, buckets: Sequence[Bucket], screened: Sequence[Sequence[Receipt]]
 ) -> None:
-    """Fail unless every data set has documents, and enough of them may be sampled.
+    """Check that every data set has documents, and that enough of them may be sampled.
 
     Args:
         screened: the screen receipts of each bucket.
 
     Raises:
-        InputError: `empty_input`: a data set has no documents, none may be sampled, or none is asked for.
-        IntegrityError: `reject_limit`.
+        InputError: `empty_input`: a data set has no documents, none may be sampled, or none are requested.
+        IntegrityError: `reject_limit`: too many rows were rejected.
     """
     if not any(bucket.inputs.count for bucket in buckets):
         raise InputError(
-            "every bucket has the count 0, so the sample would be empty; ask for at least one document",
+            "every bucket has a count of 0, so the sample would be empty; request at least one document",
             code="empty_input",
             where="datasets",
         )
@@ -52,7 +52,7 @@ def check_screened(
 
 
 def screened_ledger(bucket: Bucket, screened: Sequence[Receipt]) -> RowLedger:
-    """The ledger of a bucket before selection: files that were not screened are used whole."""
+    """Return the ledger of a bucket before selection; files that were not screened are used whole."""
     looked_at = total_ledger(screened)
     rest = bucket.rows - looked_at.rows_in
     skipped = dict(Counter(file.reason for file in bucket.skipped))
@@ -66,10 +66,10 @@ def screened_ledger(bucket: Bucket, screened: Sequence[Receipt]) -> RowLedger:
 
 
 def bucket_ledger(sampled: SampledBucket) -> RowLedger:
-    """The ledger of a bucket that was written.
+    """Return the ledger of a bucket that was written.
 
     Raises:
-        IntegrityError: the stages do not agree.
+        IntegrityError: the counts of the stages disagree.
     """
     ledger = screened_ledger(sampled.selection.bucket, sampled.screened)
     if sampled.selection.receipt.ledger is not None:

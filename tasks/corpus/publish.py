@@ -1,4 +1,4 @@
-"""From stage files to a published sample: numbered shards, sampling_info.json, the report, the manifest."""
+"""Turn stage files into a published sample: numbered shards, sampling_info.json, the report, the manifest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHARD_PREFIX = "train-"
 
 @dataclass(frozen=True)
 class SampledBucket:
-    """A bucket that was written.
+    """Hold a bucket that was written.
 
     Attributes:
         selection: its cutoff and planned shards.
-        screened: receipts of its screening; `written`: of its shards, in order.
+        screened: receipts of its screening; `written`: receipts of its shards, in order.
     """
 
     selection: Selection
@@ -43,11 +43,11 @@ class SampledBucket:
 
 @dataclass(frozen=True)
 class SampledRun:
-    """A written and validated sample.
+    """Hold a written and validated sample.
 
     Attributes:
-        run_hash: names the folder of what belongs to this run alone.
-        ledger: of the whole run.
+        run_hash: names the folder for files that belong to this run alone.
+        ledger: row ledger of the whole run.
     """
 
     config: SampleCorpusConfig
@@ -57,10 +57,10 @@ class SampledRun:
 
 
 def contents(run: SampledRun) -> Contents:
-    """The sample as it is to be published, counted from what is on disk.
+    """Return the sample to publish, with rows counted from the files on disk.
 
     Raises:
-        IntegrityError: a shard does not hold the rows its receipt says.
+        IntegrityError: a shard does not contain the rows that its receipt says.
         StorageError: the list of skipped files cannot be written.
     """
     root = Path(run.config.output_dir)
@@ -81,7 +81,7 @@ def contents(run: SampledRun) -> Contents:
 
 
 def shard_names(buckets: Sequence[SampledBucket]) -> dict[str, tuple[FileRecord, int]]:
-    """Published name of every shard, in output order, with its record and planned rows."""
+    """Return the published name of every shard, in output order, with its record and planned rows."""
     shards = [pair for bucket in buckets for pair in zip(bucket.files, bucket.rows, strict=True)]
     return {f"{SHARD_PREFIX}{i:05d}-of-{len(shards):05d}.parquet": shard for i, shard in enumerate(shards)}
 
@@ -90,13 +90,17 @@ def _count_rows(root: Path, record: FileRecord, rows: int) -> int:
     found = parquet_rows(root / record.path)
     if found != rows:
         raise IntegrityError(
-            f"{rows} rows were written and {found} are there", code="totals", where=record.path
+            f"{rows} rows were written but the file contains {found}", code="totals", where=record.path
         )
     return found
 
 
 def sampling_info(run: SampledRun, on_disk: dict[str, int]) -> dict[str, Any]:
-    """The summary other tools read, counted from the files: requested and sampled by source and bucket."""
+    """Return the summary that other tools read: rows requested and sampled, by source and bucket.
+
+    Args:
+        on_disk: rows counted in each published shard, in output order.
+    """
     sources: dict[str, dict[str, Any]] = {}
     counts = iter(on_disk.values())
     for bucket in run.buckets:
@@ -129,7 +133,7 @@ def sampling_info(run: SampledRun, on_disk: dict[str, int]) -> dict[str, Any]:
 
 
 def report(buckets: Sequence[SampledBucket]) -> list[dict[str, Any]]:
-    """For each bucket: rows, requested, sampled, bytes, and a histogram of text lengths in bytes."""
+    """Return, for each bucket, its rows, requested and sampled documents, bytes, and a histogram of text bytes."""
     entries = []
     for bucket in buckets:
         selection = bucket.selection
@@ -178,7 +182,7 @@ def _reject_links(buckets: Sequence[SampledBucket]) -> dict[str, FileRecord]:
 
 
 def _skipped_file(root: Path, run: SampledRun) -> dict[str, FileRecord]:
-    """The list of skipped files, as rejects without a row number."""
+    """List the skipped files, as rejects without a row number."""
     path = stage_folder(root, run.run_hash) / "skipped.parquet"
     with RejectWriter(path) as rejects:
         for bucket in run.buckets:

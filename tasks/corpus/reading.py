@@ -1,4 +1,4 @@
-"""Reading columns of a source file in small batches.
+"""Read columns of a source file in small batches.
 
 Batches of about 1 MiB with a 1 MiB read buffer and no pre-buffering stay within 1.1x of raw decompression and need
 a few megabytes whatever the row group's size; `dataset.to_batches` would keep whole row groups. On documents of
@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 from tasks.storage.parquet import open_parquet, parquet_faults
 
 _BATCH_BYTES = 1 << 20
-# With fewer rows, Python takes longer than Arrow; with more, nothing is gained.
+# With fewer rows, Python takes longer than Arrow; with more, nothing gets faster.
 _FEWEST_ROWS, _MOST_ROWS = 32, 8192
 
 
 def iter_columns(
     path: str, name: str, groups: Iterable[int], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The given columns of the given row groups, in order, in batches of about 1 MiB.
+    """Yield the given columns of the given row groups, in order, in batches of about 1 MiB.
 
     Args:
-        name: what errors call the file.
+        name: the file's name in errors.
 
     Raises:
         InputError: `bad_parquet`: a page is damaged; `unreadable`: the file cannot be read.
@@ -39,12 +39,15 @@ def iter_columns(
             use_threads=False,
         )
         for batch in batches:
-            # In the order asked for, whatever the file's.
+            # In the order requested, not that of the file.
             yield batch.select(list(columns))
 
 
 def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
-    """Rows that take about 1 MiB, by the plain size of all columns; that of one only a sound footer can tell."""
+    """Return how many rows take about 1 MiB, by the uncompressed size of all columns.
+
+    The size of a single column is only safe to read from a sound footer.
+    """
     read = [metadata.row_group(group) for group in groups]
     rows: int = sum(group.num_rows for group in read)
     size: int = max(sum(group.total_byte_size for group in read), 1)

@@ -1,4 +1,4 @@
-"""What the report of a sample shows: what each bucket was asked for and gave."""
+"""Compose the report of a sample: how many documents of each bucket were requested and sampled."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class SampleReport:
         return f"{names} · seed {config.random_seed}"
 
     def facts(self) -> tuple[Fact, ...]:
+        """Return the headline numbers."""
         buckets = report(self.run.buckets)
         requested, sampled, rows, text, stored, shards = (
             sum(bucket[name] for bucket in buckets)
@@ -39,6 +40,7 @@ class SampleReport:
         )
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the counts of each bucket."""
         numbers = ("files", "documents", "requested", "sampled", "text", "shards")
         rows = [
             (
@@ -52,6 +54,7 @@ class SampleReport:
         return (Table("Buckets", (Column("bucket"), *(Column(name, True) for name in numbers)), tuple(rows)),)
 
     def charts(self) -> tuple[Chart, ...]:
+        """Return charts of what was requested and sampled, and of text lengths."""
         buckets = report(self.run.buckets)
         lengths: Counter[int] = Counter()
         for bucket in buckets:
@@ -59,8 +62,8 @@ class SampleReport:
         labels, counts = power_classes(lengths)
         return (
             Chart(
-                "Requested and got",
-                "Documents of each bucket; a bucket with fewer than requested gives all it has.",
+                "Requested and sampled",
+                "Documents of each bucket. If a bucket has fewer than requested, all of them are sampled.",
                 "bucket",
                 tuple(f"{bucket['source']}/{bucket['bucket']}" for bucket in buckets),
                 tuple(
@@ -69,12 +72,12 @@ class SampleReport:
                         tuple(float(bucket[key]) for bucket in buckets),
                         tuple(count(bucket[key]) for bucket in buckets),
                     )
-                    for name, key in (("requested", "requested"), ("got", "sampled"))
+                    for name, key in (("requested", "requested"), ("sampled", "sampled"))
                 ),
             ),
             Chart(
                 "Text lengths",
-                "Sampled documents by their text's bytes; each class reaches up to a power of two.",
+                "Sampled documents by the bytes of their text; each class ends at a power of two.",
                 "bytes, up to",
                 tuple(binary(end) for end in labels),
                 (Series("documents", tuple(map(float, counts)), tuple(count(value) for value in counts)),),
@@ -83,4 +86,5 @@ class SampleReport:
         )
 
     def samples(self) -> tuple[Sample, ...]:
+        """Return no samples: a sample's documents are not shown."""
         return ()

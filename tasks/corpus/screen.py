@@ -1,7 +1,7 @@
-"""Which documents may be sampled at all: texts that are not null and have an allowed length.
+"""Find the documents that may be sampled at all: those whose text is not null and has an allowed length.
 
-Needed only where a length filter is set or a footer leaves room for nulls; elsewhere no text is read before
-selection. The answer of a file is a bit per row, so a billion documents take 125 MB on disk.
+This runs only where a length filter is set or a footer leaves room for nulls; elsewhere no text is read before
+selection. The result for a file is one bit per row, so a billion documents take 125 MB on disk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tasks.storage.arrays import write_array
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenJob(Job):
-    """Some files of one bucket.
+    """Screen some files of one bucket.
 
     Attributes:
         files: the files to read.
         text: their text column.
-        min_characters, max_characters: allowed lengths, both included; `None` is no limit.
+        min_characters, max_characters: allowed lengths, both included; `None` means no limit.
     """
 
     task: ClassVar[str] = "screen"
@@ -41,12 +41,15 @@ class ScreenJob(Job):
 
 
 def bitmap_name(position: int) -> str:
-    """The bitmap of the file at this position of its work: packed bits, one a row, first row lowest."""
+    """Return the name of the bitmap of the file at this position of its job.
+
+    A bitmap has one bit for each row, the first row in the lowest bit.
+    """
     return f"eligible-{position:06d}.npy"
 
 
 def screen_files(job: ScreenJob) -> Receipt:
-    """Read the texts of `work` and note which may be sampled.
+    """Read the texts of the job's files and write down which of them may be sampled.
 
     Raises:
         InputError: a file is damaged.
@@ -74,7 +77,7 @@ def screen_files(job: ScreenJob) -> Receipt:
 
 
 def _screen(file: SourceFile, job: ScreenJob) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """bool[rows] each: the text is allowed; the text is null."""
+    """Return two bool[rows]: whether the text is allowed, and whether it is null."""
     allowed: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
     null: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
     for batch in iter_columns(file.path, file.name, range(len(file.groups)), [job.text]):

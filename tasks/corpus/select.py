@@ -1,7 +1,7 @@
-"""The selection of one bucket: its cutoff, and how many rows each row group gives.
+"""Select from one bucket: find its cutoff, and count the selected rows of each row group.
 
-Nothing is read but eligibility bits. Ids are hashed once, row group by row group, in other processes when there are
-many, because the vectorised MD5 holds the GIL often enough that two threads are slower than one.
+Only eligibility bits are read. Ids are hashed once, row group by row group; if there are many, in other processes,
+because the vectorised MD5 holds the GIL often enough that two threads are slower than one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _POOL_IDS = 40_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class SelectJob(Job):
-    """One bucket.
+    """Select from one bucket.
 
     Attributes:
-        files: in tie order.
+        files: its files, in the order that decides ties.
         bitmaps: for each file its eligibility bitmap, or an empty string if every row may be sampled.
         count: documents wanted.
         eligible: documents that may be sampled, over all files.
@@ -61,10 +61,12 @@ class SelectJob(Job):
 
 
 class Eligibility:
-    """`(file, start, stop) -> bool[stop - start]` over bitmaps; picklable, maps files when first asked.
+    """Look up in bitmaps which rows may be sampled: `(file, start, stop) -> bool[stop - start]`.
+
+    It is picklable, and maps a bitmap into memory when it is first needed.
 
     Args:
-        bitmaps: file index to the path of its bitmap; every row of other files may be sampled.
+        bitmaps: path of the bitmap by file index; every row of other files may be sampled.
     """
 
     def __init__(self, bitmaps: Mapping[int, str]) -> None:
@@ -72,7 +74,7 @@ class Eligibility:
         self._open: dict[int, NDArray[np.uint8]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any row may be barred."""
+        """Return whether any row may be excluded."""
         return bool(self._bitmaps)
 
     def __reduce__(self) -> tuple[type[Eligibility], tuple[dict[int, str]]]:
@@ -91,7 +93,7 @@ class Eligibility:
 def select_bucket(job: SelectJob) -> Receipt:
     """Find the bucket's cutoff and count its selected rows by row group.
 
-    Statistics: `cutoff` `[hash, file, row]`, `selected`, `eligible`. The file `selected.npy` holds
+    Its statistics are `cutoff` (`[hash, file, row]`), `selected` and `eligible`. The file `selected.npy` contains
     int64[row groups of all files, in file order].
 
     Raises:
@@ -110,11 +112,11 @@ def select_bucket(job: SelectJob) -> Receipt:
 
 @dataclass(frozen=True)
 class _GroupCounts:
-    """What a scan knows about some row groups.
+    """Hold what a scan found in some row groups.
 
     Attributes:
-        below: int64[groups], rows under the band.
-        inside: the rows in it.
+        below: int64[groups], rows below the band.
+        inside: the rows in the band.
     """
 
     below: NDArray[np.int64]
@@ -122,7 +124,7 @@ class _GroupCounts:
 
 
 def _select(job: SelectJob) -> tuple[Cutoff, NDArray[np.int64]]:
-    """The cutoff, and the rows at or below it in every row group, from the same hashes."""
+    """Return the cutoff, and the rows at or below it in every row group, from the same hashes."""
     groups = _row_groups(job.files)
     scanned: list[_GroupCounts] = []
 
@@ -132,14 +134,14 @@ def _select(job: SelectJob) -> tuple[Cutoff, NDArray[np.int64]]:
 
     cutoff = find_cutoff(job.count, job.eligible, scan_all)
     if not scanned:
-        # None or all of them: no row was hashed, and none needs to be.
+        # No rows or all rows are selected: none was hashed, and none needs to be.
         return cutoff, _count(job, groups, cutoff)
     below = np.concatenate([counts.below for counts in scanned])
     return cutoff, below + _count_inside(groups, BandCount.total(c.inside for c in scanned), cutoff)
 
 
 def _row_groups(files: Sequence[SourceFile]) -> list[IdRange]:
-    """The rows of every row group, file by file."""
+    """Return the rows of every row group, file by file."""
     ranges = []
     for index, file in enumerate(files):
         start = 0
@@ -179,7 +181,7 @@ def _scan_groups(
 
 
 def _batches(groups: Sequence[IdRange]) -> Iterator[Sequence[IdRange]]:
-    """Consecutive row groups of about 32 M ids."""
+    """Yield batches of consecutive row groups of about 32 M ids."""
     first = ids = 0
     for end, group in enumerate(groups, start=1):
         ids += group.stop - group.start
@@ -189,7 +191,7 @@ def _batches(groups: Sequence[IdRange]) -> Iterator[Sequence[IdRange]]:
 
 
 def _count_inside(groups: Sequence[IdRange], inside: BandCount, cutoff: Cutoff) -> NDArray[np.int64]:
-    """Rows of the band that lie at or below the cutoff, by row group."""
+    """Count the rows of the band that lie at or below the cutoff, by row group."""
     ties = (inside.files < cutoff.file) | ((inside.files == cutoff.file) & (inside.rows <= cutoff.row))
     limit = np.uint64(cutoff.hash)
     chosen = (inside.hashes < limit) | ((inside.hashes == limit) & ties)
@@ -200,12 +202,12 @@ def _count_inside(groups: Sequence[IdRange], inside: BandCount, cutoff: Cutoff) 
 
 
 def _places(files: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One number for a file and a row, in (file, row) order, for up to 10**12 rows a file."""
+    """Return one number for each file and row, in (file, row) order, for up to 10**12 rows per file."""
     return (files.astype(np.int64) << 40) + rows
 
 
 def _count(job: SelectJob, groups: Sequence[IdRange], cutoff: Cutoff) -> NDArray[np.int64]:
-    """Selected rows of every row group."""
+    """Count the selected rows of every row group."""
     eligible = Eligibility(dict(enumerate(job.bitmaps)))
     kept = (
         kept_rows(job.seed, job.bucket, job.files[ids.file].name, ids, cutoff, eligible) for ids in groups
@@ -216,6 +218,6 @@ def _count(job: SelectJob, groups: Sequence[IdRange], cutoff: Cutoff) -> NDArray
 def kept_rows(
     seed: int, bucket: str, name: str, ids: IdRange, cutoff: Cutoff, eligible: Eligibility
 ) -> NDArray[np.bool_]:
-    """bool[ids.stop - ids.start]: at or below the cutoff, and allowed."""
+    """Return bool[ids.stop - ids.start]: whether a row is at or below the cutoff, and eligible."""
     kept = keep_rows(seed, bucket, name, ids, cutoff)
     return kept & eligible(*ids)

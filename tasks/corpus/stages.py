@@ -1,7 +1,7 @@
-"""The work of a sample-corpus run, stage by stage, and the hashes that key each stage.
+"""Turn a sample-corpus configuration into jobs, stage by stage, and compute the hashes that key each stage.
 
-screen (only where needed) -> select, a bucket each -> write, a shard each. A shard's key holds its own pieces, its
-cutoff and the writer's options, so a new count or file re-makes only what that changes.
+screen (only where needed) -> select, one job for each bucket -> write, shards of one bucket. A write key covers the
+shards' own pieces, the cutoff and the writer's options, so a new count or file reruns only what it changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SCREEN_ROWS = 2_000_000
 
 
 def screen_jobs(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenJob]]:
-    """For each bucket, the files whose texts must be looked at before selection, in groups of about 2 M rows."""
+    """Return, for each bucket, jobs that screen the files whose texts must be read before selection.
+
+    A job covers about 2 M rows.
+    """
     return [_screen_bucket(config, bucket) for bucket in buckets]
 
 
@@ -66,10 +69,10 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob
 def select_job(
     config: SampleCorpusConfig, bucket: Bucket, screens: Sequence[ScreenJob], screened: Sequence[Receipt]
 ) -> SelectJob:
-    """The selection of one bucket.
+    """Return the job that selects from one bucket.
 
     Args:
-        screens, screened: the bucket's screen works and their receipts.
+        screens, screened: the bucket's screen jobs and their receipts.
     """
     root = Path(absolute_root(config))
     bitmaps = {
@@ -101,7 +104,7 @@ def select_job(
 
 @dataclass(frozen=True)
 class Selection:
-    """A bucket with its cutoff and its shards."""
+    """Hold a bucket with its cutoff and its shards."""
 
     bucket: Bucket
     job: SelectJob
@@ -140,7 +143,7 @@ def _cut_bucket(
 
 
 def write_jobs(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteJob]]:
-    """For each bucket its shards, in at most about 128 tasks over all buckets."""
+    """Return, for each bucket, the jobs that write its shards: at most about 128 over all buckets."""
     batch = batch_size(sum(len(selection.shards) for selection in selections), _MAX_WRITE_TASKS)
     return [
         [
@@ -155,7 +158,7 @@ def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[S
     dataset = selection.bucket.inputs.dataset
     bucket = selection.bucket.inputs.bucket
     options = config.hash_fields(["compression", "compression_level", "min_characters", "max_characters"])
-    # Which rows a kept-all bucket gives does not depend on the seed.
+    # If a bucket keeps all its rows, which rows those are does not depend on the seed.
     rule = "all" if selection.cutoff == KEEP_ALL else [config.random_seed, bucket, *selection.cutoff]
     pieces = [
         [[p.name, p.digest, p.file, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]

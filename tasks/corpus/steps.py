@@ -1,4 +1,4 @@
-"""The Prefect tasks of sample-corpus: each calls one kernel and returns what it returned."""
+"""Wrap the kernels of sample-corpus as Prefect tasks; each calls one kernel and returns its result."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tasks.run.contract import do
 
 @task(name="screen")
 def screen(job: ScreenJob) -> Receipt:
-    """Which documents of some files may be sampled."""
+    """Find the documents of some files that may be sampled."""
     return do(screen_files, job)
 
 
 @task(name="select")
 def select(job: SelectJob) -> Receipt:
-    """The cutoff of one bucket."""
+    """Find the cutoff of one bucket."""
     return do(select_bucket, job)
 
 
 @task(name="write")
 def write(job: WriteJob) -> Receipt:
-    """Shards of one bucket."""
+    """Write shards of one bucket."""
     return do(write_sample, job)
 
 
 @task(name="validate", persist_result=False)
 def validate(job: ValidateJob) -> int:
-    """Every bucket complete, every shard sound."""
+    """Check that every bucket is complete and every shard is sound."""
     return check_written(job)

@@ -1,7 +1,7 @@
 """Prove a sample: recompute the hash rule on the source and compare, bucket by bucket.
 
-The proof does not trust how the cutoff was found. If exactly as many eligible rows as were asked for lie at or
-below a cutoff, they are the smallest; and if the sample holds the texts of just those rows, in order, it is right.
+The proof does not rely on how the cutoff was found. If exactly as many eligible rows as were requested lie at or
+below a cutoff, they are the smallest; and if the sample contains the texts of just those rows, in order, it is right.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ _BATCH_ROWS = 512
 
 @dataclass(frozen=True)
 class ValidateJob:
-    """A written sample, before it is published."""
+    """Validate a written sample before it is published."""
 
     output_dir: str
     buckets: tuple[SampledBucket, ...]
 
 
 def check_written(job: ValidateJob) -> int:
-    """Check a sample before it is published: every bucket complete, every shard sound; returns its rows.
+    """Check that every bucket is complete and every shard is sound, before a sample is published.
 
-    The texts are not read again: that would take as long as the run itself. `validate` does it on demand.
+    The texts are not read again, which would take as long as the run itself; `validate` does so on demand.
+
+    Returns:
+        Rows of the sample.
 
     Raises:
-        IntegrityError: a bucket or a shard does not hold what was selected.
+        IntegrityError: a bucket or a shard does not contain the rows that were selected.
     """
     total = 0
     for bucket in job.buckets:
@@ -60,8 +63,8 @@ def check_written(job: ValidateJob) -> int:
             found += rows
         if not found == wanted == selection.receipt.statistics["selected"]:
             raise IntegrityError(
-                f"{wanted} rows should be sampled, {selection.receipt.statistics['selected']} were selected and "
-                f"{found} are in the shards",
+                f"{wanted} rows should be sampled, but {selection.receipt.statistics['selected']} were selected "
+                f"and the shards contain {found}",
                 code="totals",
                 where=selection.bucket.label,
             )
@@ -76,7 +79,8 @@ def validate_sample(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
         full: read the source's texts and compare every row; otherwise only count what the hash rule selects.
 
     Returns:
-        Counts `shards` and `rows`; where the source is gone or has changed, a warning that nothing is proved.
+        A verdict with the counts `shards` and `rows`, and a warning if the source is gone or has changed, so that the
+        selection could not be proved.
     """
     where = str(folder)
     shards = sorted(folder / r.path for r in manifest.outputs if r.path.startswith(SHARD_PREFIX))
@@ -88,7 +92,9 @@ def validate_sample(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
         counts["rows"] += rows
         faults += fault
     if counts["rows"] != manifest.ledger.rows_used:
-        detail = f"the ledger used {manifest.ledger.rows_used} rows, the shards hold {counts['rows']}"
+        detail = (
+            f"the ledger says {manifest.ledger.rows_used} rows are used, the shards contain {counts['rows']}"
+        )
         faults.append(Fault(where=where, rule="totals", detail=detail))
     if not faults:
         faults += _prove(folder, manifest, shards, full)
@@ -100,7 +106,7 @@ def _check_shard(shard: Path) -> tuple[int, list[Fault]]:
         with open_parquet(shard) as file:
             schema = file.schema_arrow
             bad = [name for name in OWN_COLUMNS if not _is_text(schema, name)]
-            detail = f"columns {', '.join(bad)} are missing or not string"
+            detail = f"columns {', '.join(bad)} are missing or not of type string"
             faults = [Fault(where=str(shard), rule="schema", detail=detail)] if bad else []
             return int(file.metadata.num_rows), faults
     except PARQUET_ERRORS as error:
@@ -119,7 +125,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
     except (GristmillError, OSError, ValueError) as error:
         return [_unproved(folder, f"the source cannot be read: {error}")]
     if identity.run_hash != manifest.run_hash:
-        return [_unproved(folder, "the source or its path changed since the run")]
+        return [_unproved(folder, "the source or its path has changed since the run")]
     rows = _SampleRows(shards)
     for bucket, entry in zip(buckets, manifest.statistics["buckets"], strict=True):
         fault = _prove_bucket(config, bucket, Cutoff(*entry["cutoff"]), rows, full)
@@ -127,7 +133,9 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
             return [fault]
     if full and rows.left():
         return [
-            Fault(where=str(folder), rule="selection", detail="the sample holds rows that no bucket selects")
+            Fault(
+                where=str(folder), rule="selection", detail="the sample contains rows that no bucket selects"
+            )
         ]
     return []
 
@@ -140,7 +148,7 @@ def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
 
 def _unproved(folder: Path, detail: str) -> Fault:
     return Fault(
-        where=str(folder), rule="proof", detail=f"the selection was not proved: {detail}", level=WARNING
+        where=str(folder), rule="proof", detail=f"the selection could not be proved: {detail}", level=WARNING
     )
 
 
@@ -165,7 +173,7 @@ def _prove_bucket(
                 if fault is not None:
                     return fault
     if kept != min(wanted, eligible):
-        detail = f"{kept} rows lie at or below the cutoff; asked for {wanted}, eligible {eligible}"
+        detail = f"{kept} rows lie at or below the cutoff; {wanted} were requested, {eligible} are eligible"
         return Fault(where=bucket.label, rule="selection", detail=detail)
     return None
 
@@ -173,7 +181,7 @@ def _prove_bucket(
 def _texts(
     config: SampleCorpusConfig, dataset: CorpusDatasetConfig, file: SourceFile
 ) -> Iterator[tuple[int, pa.Array, NDArray[np.bool_]]]:
-    """First row, texts, and which of them may be sampled, batch by batch."""
+    """Yield the first row, the texts, and which of them may be sampled, batch by batch."""
     row = 0
     for batch in iter_columns(file.path, file.name, range(len(file.groups)), [dataset.text]):
         text = batch.column(0).cast(pa.string())
@@ -186,7 +194,7 @@ def _texts(
 
 
 class _SampleRows:
-    """The sample's rows in order, consumed as the source says what they should be."""
+    """Compare the sample's rows, in order, with those the source says they should be."""
 
     def __init__(self, shards: list[Path]) -> None:
         self._batches = self._read(shards)
@@ -201,12 +209,12 @@ class _SampleRows:
                 yield from file.iter_batches(_BATCH_ROWS, columns=list(OWN_COLUMNS), use_threads=False)
 
     def left(self) -> bool:
-        """Whether there are rows that were not expected."""
+        """Return whether there are rows that were not expected."""
         rest = self._batch.num_rows if self._batch is not None else 0
         return bool(rest) or any(batch.num_rows for batch in self._batches)
 
     def expect(self, texts: pa.Array, dataset: str, bucket: str) -> Fault | None:
-        """The next rows must be these texts of this data set and bucket."""
+        """Compare the next rows with these texts of this data set and bucket; return the first difference."""
         while len(texts):
             if self._batch is None or not self._batch.num_rows:
                 self._batch = next(self._batches, None)

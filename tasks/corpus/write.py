@@ -1,8 +1,8 @@
-"""Sample shards: selected rows, taken batch by batch and written in row groups of about 16 MiB.
+"""Write sample shards: take the selected rows batch by batch and write row groups of about 16 MiB.
 
 zstd-1, no dictionary and no statistics on text, pages of 256 KiB or 1,024 rows, whichever is more: on documents of
-1.9 kB pages of fewer rows cost a tenth more time. The bytes follow from the rows alone (see `row_groups`). A thread
-holds one row group, so its memory does not depend on how much is sampled.
+1.9 kB pages of fewer rows cost a tenth more time. The bytes depend only on the rows (see `row_groups`). A thread has
+one row group in memory, however much is sampled.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _COMPRESSED = ("zstd", "gzip")
 
 @dataclass(frozen=True, kw_only=True)
 class WriteJob(Job):
-    """Some shards of one bucket.
+    """Write some shards of one bucket.
 
     Attributes:
-        shards: what each of them holds.
-        dataset: value of the column `source_dataset`; `bucket` that of `source_bucket`.
-        text: the source's text column; `keep_columns` the others to copy.
+        shards: the pieces of each shard.
+        dataset: value of the column `source_dataset`; `bucket`: value of `source_bucket`.
+        text: the source's text column; `keep_columns`: other columns to copy.
     """
 
     task: ClassVar[str] = "write"
@@ -57,11 +57,11 @@ class WriteJob(Job):
 
 
 def write_sample(job: WriteJob) -> Receipt:
-    """Write the shards of `work` into its stage folder.
+    """Write the shards of a job into its stage folder.
 
     Raises:
         InputError: a source file is damaged.
-        IntegrityError: a shard did not get the rows it was planned to.
+        IntegrityError: a shard did not get the rows that were planned for it.
         StorageError: a shard cannot be written.
     """
     root = job.root
@@ -74,12 +74,12 @@ def write_sample(job: WriteJob) -> Receipt:
         with _SampleWriter(path, job) as writer:
             for table in row_groups(batch for piece in shard.pieces for batch in _selected(job, piece)):
                 writer.add(table)
-                # Or it would be held while the next one is gathered.
+                # Otherwise it would stay in memory while the next one is gathered.
                 del table
             writer.finish()
         if writer.rows != shard.rows:
             raise IntegrityError(
-                f"{shard.rows} rows were planned and {writer.rows} found; did a source file change?",
+                f"{shard.rows} rows were planned but {writer.rows} were found; did a source file change?",
                 code="totals",
                 where=shard.pieces[0].name,
             )
@@ -99,7 +99,7 @@ def write_sample(job: WriteJob) -> Receipt:
 
 
 def _selected(job: WriteJob, piece: SourceRows) -> Iterator[pa.RecordBatch]:
-    """The selected rows of a piece, columns in source order: text first, then the kept ones."""
+    """Yield the selected rows of a piece: the text column first, then the columns to keep."""
     eligible = Eligibility({piece.file: piece.bitmap})
     ids = IdRange(piece.file, piece.start, piece.stop)
     kept = kept_rows(job.seed, job.bucket, piece.name, ids, job.cutoff, eligible)
@@ -117,7 +117,7 @@ def _selected(job: WriteJob, piece: SourceRows) -> Iterator[pa.RecordBatch]:
 
 
 def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its text as `string`: files of one bucket may store it in different ways."""
+    """Return the batch with its text as `string`; files of one bucket may store it in different types."""
     text = batch.column(0)
     if pa.types.is_string(text.type):
         return batch
@@ -125,7 +125,7 @@ def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _SampleWriter:
-    """Writes one shard, a row group at a time; nothing is visible before `finish`."""
+    """Write one shard, a row group at a time; nothing is visible before `finish`."""
 
     def __init__(self, path: Path, job: WriteJob) -> None:
         self._job = job
@@ -150,18 +150,20 @@ class _SampleWriter:
         self._writer.write_table(table, row_group_size=len(table))
 
     def _count(self, lengths: NDArray[np.int32]) -> None:
-        # Once a row group: for each batch of rows it took as long as the checksum.
+        # Once for each row group: once for each batch of rows took as long as the checksum.
         classes = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
         self.lengths.update({power: int(count) for power, count in enumerate(classes) if count})
         self.rows += len(lengths)
         self.text_bytes += int(lengths.sum(dtype=np.int64))
 
     def finish(self) -> None:
+        """Close the file and make it visible."""
         if self._writer is not None:
             self._writer.close()
         self._file.commit()
 
     def record(self, root: Path) -> FileRecord:
+        """Return the record of the finished file, relative to `root`."""
         return self._file.record(root)
 
     def __enter__(self) -> _SampleWriter:
@@ -180,7 +182,7 @@ class _SampleWriter:
             schema,
             compression=codec,
             compression_level=self._job.compression_level if codec in _COMPRESSED else None,
-            # The two source columns hold one value a bucket.
+            # The two source columns have one value for each bucket.
             use_dictionary=["source_dataset", "source_bucket"],
             write_statistics=["source_dataset", "source_bucket"],
             data_page_size=_PAGE_BYTES,

@@ -1,1 +1,1 @@
-"""Data for the demonstration, made from the Python installation it runs on."""
+"""Generate data for the demonstration, from the Python installation it runs on."""

@@ -1,4 +1,4 @@
-"""A bucketed Parquet corpus from the Python installation: its code, and its documentation."""
+"""Write a bucketed Parquet corpus from the Python installation: its code and its documentation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_corpus(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def _topics() -> list[str]:
-    """The language reference that `help()` prints."""
+    """Return the language reference that `help()` prints."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
@@ -50,7 +50,7 @@ def _docstrings() -> list[str]:
 
 
 def _write(folder: Path, column: str, texts: Iterable[str]) -> int:
-    # Sources may hold lone surrogates in odd corners; Parquet holds none.
+    # Sources may contain lone surrogates, which Parquet cannot store.
     clean = [text for text in texts if text.isprintable() or _encodes(text)]
     for number, start in enumerate(range(0, len(clean), _ROWS_A_FILE)):
         table = pa.table({column: clean[start : start + _ROWS_A_FILE]})

@@ -1,4 +1,4 @@
-"""Chat rows from the standard library's docstrings: what does X do, and what its author says it does."""
+"""Turn the standard library's docstrings into chats: "What does X do?", answered with X's docstring."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_CHARACTERS = 40
 
 
 def library_sources() -> Iterator[tuple[str, str]]:
-    """Dotted module name and source text of the standard library's modules, sorted by name."""
+    """Yield the dotted name and source text of the standard library's modules, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in walk(root, "*.py"):
         relative = path.relative_to(root)
@@ -34,13 +34,13 @@ def library_sources() -> Iterator[tuple[str, str]]:
 
 
 def docstring_chats() -> Iterator[dict[str, object]]:
-    """One chat row for each public function or class with a real docstring."""
+    """Yield one chat row for each public function or class with a real docstring."""
     yield from _chats()
 
 
 @functools.cache
 def _chats() -> tuple[dict[str, object], ...]:
-    """Parsing the standard library takes two seconds; the demonstration needs the rows several times."""
+    """Cache the rows: parsing the standard library takes two seconds, and the rows are needed several times."""
     return tuple(_read_chats())
 
 
@@ -58,7 +58,7 @@ def _read_chats() -> Iterator[dict[str, object]]:
 
 def _documented(text: str) -> Iterator[tuple[str, str, str]]:
     with warnings.catch_warnings():
-        # Old modules hold escapes that newer compilers warn about.
+        # Old modules contain escapes that newer compilers warn about.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(text)
@@ -75,7 +75,7 @@ def _documented(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def write_chats(path: Path) -> int:
-    """Write the chat rows as JSONL; returns how many."""
+    """Write the chat rows as JSONL; return how many."""
     rows = 0
     with AtomicFile(path) as file:
         for row in docstring_chats():

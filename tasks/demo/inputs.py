@@ -1,4 +1,4 @@
-"""Everything the forms of the deployments start from: with their defaults they run as they are."""
+"""Write the inputs that the deployments' forms name by default, so that every form runs unchanged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _PACKED_ROWS = 64
 
 
 def write_inputs(folder: Path) -> bool:
-    """Write the demonstration's inputs, and what its flows make for each other; whether there was anything to do.
+    """Write the demonstration's inputs, and stand-ins for what its flows produce for each other.
 
     `corpus/`, `docstrings.jsonl` and `measurements/` are the demo's own. `tokenizer/` and `packed/` stand in for the
     outputs of a run, so that no form has to wait for another's.
+
+    Returns:
+        Whether there was anything to write.
     """
     done = folder / "complete.json"
     if done.exists():
@@ -50,7 +53,7 @@ def _train(folder: Path) -> Any:
 
 
 def _write_packed(folder: Path, tokenizer: Any) -> None:
-    """A small shard as another tool would write it: one answer a bin."""
+    """Write a small shard as another tool would write it: one answer per bin."""
     import pyarrow.parquet as pq
 
     ids = [tokenizer.encode(text).ids for text in islice(_texts(), _PACKED_ROWS)]

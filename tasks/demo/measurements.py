@@ -1,14 +1,14 @@
-"""A synthetic set of network measurements, as probes around the world would report them.
+"""Generate a synthetic set of network measurements, as probes around the world would report them.
 
-Documented properties, all drawn from one seed, so every machine writes the same values:
+It has these properties, all drawn from one seed, so every machine writes the same values:
 
 - 40,000 round trips of 400 probes over 30 days, in two Parquet files, in time order;
-- heavy tail: a probe's share falls with its rank (Zipf, exponent 0.9), the busiest has a ninth of all rows;
+- heavy tail: a probe's share falls with its rank (Zipf, exponent 0.9); the busiest has a ninth of all rows;
 - 40% of the probes are IPv6, and measure IPv6 targets;
 - a probe's round trips are lognormal around a median of its own; 8% of all failed (`rtt` -1);
-- faults: 80 rows have no `rtt` and 80 a NaN, which end in rejects; 40 have no `ip_version`, which is filled in.
+- faults: 80 rows have no `rtt` and 80 a NaN, and are rejected; 40 have no `ip_version`, which is filled in.
 
-Addresses are of the ranges reserved for benchmarks and documentation (RFC 2544, 3849 and 5737).
+Addresses are from the ranges reserved for benchmarks and documentation (RFC 2544, 3849 and 5737).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPAN_S = 30 * 86_400
 
 
 def write_measurements(folder: Path) -> int:
-    """Write the set into `folder`; returns its rows."""
+    """Write the set into `folder`; return its number of rows."""
     table = measurements()
     rows = -(-table.num_rows // _FILES)
     for number in range(_FILES):
@@ -42,7 +42,7 @@ def write_measurements(folder: Path) -> int:
 
 
 def measurements() -> pa.Table:
-    """The set as one table of `event_time`, `src_addr`, `dst_addr`, `ip_version`, `rtt`."""
+    """Return the set as one table of `event_time`, `src_addr`, `dst_addr`, `ip_version`, `rtt`."""
     rng = np.random.default_rng(_SEED)
     is_six = rng.random(PROBES) < 0.4
     weights = 1 / np.arange(1, PROBES + 1) ** 0.9

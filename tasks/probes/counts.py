@@ -1,4 +1,4 @@
-"""What a run's report says: measurements per probe, record sizes, failed share, IPv4 and IPv6 share, by split."""
+"""Count for a run's report, by split: measurements per probe, record sizes, failed share, IPv4 and IPv6 share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tasks.probes.records.encode import Block
 
 @dataclass
 class ShardCounts:
-    """Counts of one shard; histograms count values up to a power of two, by its exponent.
+    """Count what is in one shard; histograms count values up to a power of two, by its exponent.
 
     Attributes:
         failed: measurements with a negative round trip time.
-        ipv6: measurements of that version; the others are IPv4. `ipv6_probes`: probes with any.
-        record_bytes: sizes of the `measurements` of records, summed.
+        ipv6: IPv6 measurements; the others are IPv4. `ipv6_probes`: probes that have any.
+        record_bytes: total size of the `measurements` of all records.
     """
 
     split: str
@@ -51,14 +51,14 @@ class ShardCounts:
         self.measurements_up_to.update(_up_to(rows))
 
     def add_records(self, sizes: NDArray[np.int64]) -> None:
-        """Count records whose measurements take so many bytes."""
+        """Count records by the bytes that their measurements take: int64[r]."""
         self.records += len(sizes)
         self.record_bytes += int(sizes.sum())
         self.largest_record_bytes = max(self.largest_record_bytes, int(sizes.max()))
         self.record_bytes_up_to.update(_up_to(sizes))
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as JSON keeps them."""
+        """Return the counts as JSON."""
         return asdict(self) | {
             name: {key: counter[key] for key in sorted(counter, key=int)}
             for name, counter in (
@@ -69,7 +69,7 @@ class ShardCounts:
 
 
 def _up_to(values: NDArray[np.int64]) -> dict[str, int]:
-    """How many values of 1 and more there are up to each power of two, by its exponent."""
+    """Count the values, each at least 1, up to each power of two, by its exponent."""
     classes = np.bincount(np.ceil(np.log2(values)).astype(np.int64))
     return {str(power): int(count) for power, count in enumerate(classes) if count}
 
@@ -80,11 +80,11 @@ _SUMS = ("probes", "records", "measurements", "duplicates", "failed", "ipv6", "i
 def split_report(
     shards: Sequence[Mapping[str, Any]], stored_bytes: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """For each split that has shards, its counts, shares and histograms.
+    """Return counts, shares and histograms for each split that has shards.
 
     Args:
-        shards: as `ShardCounts.as_dict` gives them.
-        stored_bytes: sizes of their files.
+        shards: results of `ShardCounts.as_dict`.
+        stored_bytes: sizes of the shards' files.
     """
     pairs = list(zip(shards, stored_bytes, strict=True))
     return {
@@ -119,7 +119,7 @@ def _one_split(pairs: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]
 
 
 def _merged(histograms: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sums by class, named by the class's upper end."""
+    """Sum histograms by class; name each class by its upper end."""
     total: Counter[int] = Counter()
     for histogram in histograms:
         total.update({int(power): count for power, count in histogram.items()})

@@ -1,6 +1,6 @@
-"""The second pass: the measurements of a range of probes, collected from all runs, as records of one shard.
+"""Run the second pass: collect the measurements of a range of probes from all runs, and write the records of a shard.
 
-A shard is made in portions of consecutive probes, each small enough to be held; records do not depend on where a
+A shard is built in portions of consecutive probes, each small enough for memory; records do not depend on where a
 portion ends.
 """
 
@@ -27,19 +27,19 @@ from tasks.probes.spill import OpenSpill, SpillRef, open_spill
 from tasks.run.contract import Job
 from tasks.run.memory import release_memory
 
-# Of all runs together, about 20 MB.
+# Targets of all runs together, about 20 MB.
 _SHARED_TARGETS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatherJob(Job):
-    """Some shards.
+    """Write some shards.
 
     Attributes:
         runs: every sorted run, in input order.
-        rule: which probes of a shard's range are in its split.
-        options: of the ArrayRecord writer.
-        portion_rows: measurements held at once; a single probe may have more.
+        rule: decides which probes of a shard's range are in its split.
+        options: options of the ArrayRecord writer.
+        portion_rows: most measurements in memory at once; a single probe may have more.
     """
 
     task: ClassVar[str] = "gather"
@@ -53,10 +53,10 @@ class GatherJob(Job):
 
 
 def gather_shards(job: GatherJob) -> Receipt:
-    """Write the shards of `work` into its stage folder.
+    """Write the shards of a job into its stage folder.
 
     Raises:
-        IntegrityError: a run is damaged, or a shard did not get the rows it was planned to.
+        IntegrityError: a run is damaged, or a shard did not get the rows that were planned for it.
         MissingExtraError: array_record is not installed.
         StorageError: a shard cannot be written.
     """
@@ -72,8 +72,8 @@ def gather_shards(job: GatherJob) -> Receipt:
                 writer.add(some.sizes, some.data)
         if (found.probes, found.measurements + found.duplicates) != (shard.probes, shard.rows):
             raise IntegrityError(
-                f"{shard.rows} rows of {shard.probes} probes were planned, {found.measurements} and "
-                f"{found.duplicates} duplicates of {found.probes} found",
+                f"{shard.rows} rows of {shard.probes} probes were planned, but {found.measurements} measurements "
+                f"and {found.duplicates} duplicates of {found.probes} probes were found",
                 code="totals",
                 where=str(path),
             )
@@ -124,11 +124,11 @@ def _probes_of(runs: Sequence[OpenSpill], shard: ShardRange, rule: SplitRule) ->
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """The destination addresses of several runs, each once.
+    """Hold the destination addresses of several runs, each address once.
 
     Attributes:
         texts: large_string[t].
-        places: for each run int32[its targets], where in `texts` they are.
+        places: for each run, int32[targets of the run]: their indices into `texts`.
     """
 
     texts: pa.LargeStringArray
@@ -136,7 +136,7 @@ class SharedTargets:
 
 
 def share_targets(runs: Sequence[OpenSpill]) -> SharedTargets | None:
-    """The targets of all runs; `None` if there are too many to be held, and each portion must look for its own."""
+    """Read the targets of all runs; return `None` if they do not fit, so that each portion must read its own."""
     if not 0 < sum(run.num_targets for run in runs) <= _SHARED_TARGETS:
         return None
     encoded = [
@@ -153,13 +153,13 @@ def share_targets(runs: Sequence[OpenSpill]) -> SharedTargets | None:
 def collect(
     runs: Sequence[OpenSpill], probes: Probes, shared: SharedTargets | None, deduplicate: bool
 ) -> tuple[Block, int]:
-    """The measurements of consecutive probes, by probe and time, ties in input order.
+    """Collect the measurements of consecutive probes, by probe and time, ties in input order.
 
     Args:
-        shared: the targets of `runs`, if they are held.
+        shared: the targets of `runs`, if they fit into memory.
 
     Returns:
-        The block; how many duplicates were left out.
+        The block, and how many duplicates were left out.
     """
     owners: list[NDArray[np.int32]] = []
     times: list[NDArray[np.int64]] = []
@@ -167,6 +167,7 @@ def collect(
     texts: list[pa.Array] = []
     codes: list[NDArray[np.int32]] = []
     held = 0
+    # Read from each run the one slice that covers the hashes of these probes.
     for number, run in enumerate(runs):
         low = int(np.searchsorted(run.hashes, probes.hashes[0], side="left"))
         high = int(np.searchsorted(run.hashes, probes.hashes[-1], side="right"))
@@ -177,12 +178,14 @@ def collect(
         lengths = np.diff(run.starts[low : high + 1])
         time, code, rtt = run.read_rows(low, high)
         owner = np.repeat(ranks.astype(np.int32), lengths)
+        # A slice also covers probes of the other split, whose hashes lie between ours.
         if not ours.all():
             kept = np.repeat(ours, lengths)
             time, code, rtt, owner = time[kept], code[kept], rtt[kept], owner[kept]
         owners.append(owner)
         times.append(time)
         rtts.append(rtt)
+        # Number the targets over all runs, so that equal addresses can be compared by number.
         if shared is not None:
             codes.append(shared.places[number][code])
             continue
@@ -190,17 +193,20 @@ def collect(
         texts.append(dictionary)
         codes.append(code + held)
         held += len(dictionary)
-    # A busy probe is one portion, however many rows it has: nothing is held twice for longer than needed.
+    # A busy probe is one portion, however many rows it has, so arrays are freed as soon as they are copied.
     owner, time, code, rtt = (_joined(parts) for parts in (owners, times, codes, rtts))
+    # A stable sort by probe keeps input order, which decides ties of time.
     if len(probes.hashes) > 1:
         order = stable_order(owner, len(probes.hashes))
         owner, time, code, rtt = owner[order], time[order], code[order], rtt[order]
         del order
+    # Only probes whose rows are late are sorted by time: measurements mostly arrive in time order.
     late = time_order(owner, time)
     if late is not None:
         time, code, rtt = time[late], code[late], rtt[late]
     text = shared.texts if shared else pa.chunked_array(texts).cast(pa.large_string()).combine_chunks()
     duplicates = 0
+    # Rows are duplicates if probe, time, target and the bits of the round trip are equal.
     if deduplicate:
         kept = ~repeated(owner, time, _same_code(text)[code], rtt.view(np.int32))
         duplicates = len(kept) - int(kept.sum())
@@ -211,14 +217,14 @@ def collect(
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array of several, which are dropped."""
+    """Join arrays, and free the parts."""
     joined = np.concatenate(parts)
     parts.clear()
     return joined
 
 
 def _used(dictionary: pa.Array, codes: NDArray[np.int32]) -> tuple[pa.Array, NDArray[np.int32]]:
-    """A dictionary no larger than its use, so that memory follows the rows held and not the run."""
+    """Shrink a dictionary to its use, so that memory depends on the rows collected and not on the run."""
     if len(dictionary) <= len(codes):
         return dictionary, codes
     used, again = np.unique(codes, return_inverse=True)
@@ -226,6 +232,6 @@ def _used(dictionary: pa.Array, codes: NDArray[np.int32]) -> tuple[pa.Array, NDA
 
 
 def _same_code(texts: pa.Array) -> NDArray[np.int32]:
-    """int32[n]: equal for equal texts."""
+    """Return int32[n] with equal numbers for equal texts."""
     codes: NDArray[np.int32] = texts.dictionary_encode().indices.to_numpy()
     return codes

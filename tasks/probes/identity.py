@@ -1,4 +1,4 @@
-"""What a build-probe-rows run is: its files by content, and the hash that follows. Cheap to import and to compute."""
+"""Identify a build-probe-rows run: its files by content, and its hash. Cheap to import and to compute."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PATTERNS = ("*.parquet",)
 def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
     """Resolve, fingerprint and hash everything `config` names.
 
-    The one source holds every input file once, by name and then by content; this order decides ties of time.
+    The one source lists every input file once, by name and then by content; this order decides ties of time.
 
     Raises:
-        ConfigError: a path is missing or holds no Parquet file, or an input is what runs made.
+        ConfigError: a path is missing or contains no Parquet file, or an input is the output of a run.
         InputError: an input cannot be read.
     """
     found = Source("input", "input", tuple(_resolve(config)))
@@ -33,7 +33,7 @@ def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
 
 
 def _resolve(config: BuildProbeRowsConfig) -> Iterable[InputFile]:
-    """The files of all paths; one that two paths lead to counts once, under its shortest name."""
+    """Return the files of all paths; a file that two paths lead to counts once, under its shortest name."""
     by_place: dict[Path, InputFile] = {}
     for path in config.inputs:
         for file in resolve(path, _PATTERNS):
@@ -45,7 +45,7 @@ def _resolve(config: BuildProbeRowsConfig) -> Iterable[InputFile]:
 
 
 def _in_order(source: Source) -> Source:
-    """Order files by content where names are equal, so that the order in which paths are listed decides nothing."""
+    """Sort files by name, then content, so that the order in which paths are listed does not matter."""
     pairs = sorted(
         zip(source.files, source.digests, strict=True), key=lambda pair: (pair[0].name.encode(), pair[1])
     )
@@ -54,7 +54,7 @@ def _in_order(source: Source) -> Source:
 
 
 def _distinct_names(files: Iterable[InputFile]) -> Iterable[InputFile]:
-    """Files of one name, from different folders of a list, get `#2`, `#3` behind it."""
+    """Append `#2`, `#3` to the names of files from different folders that have the same name."""
     seen: dict[str, int] = {}
     for file in files:
         times = seen[file.name] = seen.get(file.name, 0) + 1

@@ -1,6 +1,6 @@
-"""What is in the files, by their footers: rows, row groups, and whether the columns can be measurements.
+"""Read from the files' footers what is in them: rows, row groups, and whether the columns can be measurements.
 
-Nothing is written before every file has been looked at, and every file that cannot be used is named.
+Nothing is written before every file has been opened, and every unusable file is named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTS = 96
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One readable file and the rows of its row groups."""
+    """Describe one readable file and the rows of its row groups."""
 
     path: str
     name: str
@@ -37,10 +37,10 @@ class SourceFile:
 
 
 def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
-    """Open every footer.
+    """Read the footer of every file.
 
     Raises:
-        InputError: `bad_files`: files that cannot be used, all of them named; `empty_input`: no file has rows.
+        InputError: `bad_files`: files cannot be used, all of them named; `empty_input`: no file has rows.
     """
     [source] = identity.sources
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -53,7 +53,7 @@ def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
     if faults:
         more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
         raise InputError(
-            f"{len(faults)} files cannot be used: {'; '.join(faults[:_NAMED])}{more}. Mend or remove them",
+            f"{len(faults)} files cannot be used: {'; '.join(faults[:_NAMED])}{more}. Fix or remove them",
             code="bad_files",
             where="input",
         )
@@ -68,7 +68,7 @@ def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
 
 
 def _look(path: Path) -> tuple[int, ...] | str:
-    """The rows of each row group, or what is wrong with the file."""
+    """Return the rows of each row group, or what is wrong with the file."""
     try:
         with open_parquet(path) as file:
             fault = column_fault(file.schema_arrow)
@@ -77,14 +77,14 @@ def _look(path: Path) -> tuple[int, ...] | str:
             metadata = file.metadata
             rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
             if sum(rows) != metadata.num_rows:
-                return f"the footer promises {metadata.num_rows} rows, its row groups {sum(rows)}"
+                return f"the footer promises {metadata.num_rows} rows, but its row groups have {sum(rows)}"
             return rows
     except PARQUET_ERRORS as error:
         return f"not a readable Parquet file: {error}"
 
 
 def column_fault(schema: pa.Schema) -> str | None:
-    """Why a file with this schema cannot hold measurements, or `None`."""
+    """Return why a file with this schema cannot contain measurements, or `None`."""
     missing = [name for name in INPUT_COLUMNS if len(schema.get_all_field_indices(name)) != 1]
     if missing:
         known = ", ".join(schema.names[:10])
@@ -116,10 +116,10 @@ _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def cut_parts(files: Sequence[SourceFile]) -> list[tuple[RowGroups, ...]]:
-    """The rows to scatter in one task each, in input order: at row-group edges, about a million rows.
+    """Cut the input, in order and at row-group edges, into parts of about a million rows, one for each scatter task.
 
-    The size is the smallest 2**20 * 2**k of which 96 hold the input. A part holds several files only if they are
-    small.
+    The size is the smallest 2**20 * 2**k such that 96 parts hold the input. A part contains several files only if
+    they are small.
     """
     part_rows = part_size(sum(sum(file.group_rows) for file in files), _PART_ROWS, _PARTS)
     pieces = (piece for file in files for piece in _cut_file(file, part_rows))

@@ -1,4 +1,4 @@
-"""Where the measurements of a run went, and whether enough is left."""
+"""Account for the measurements of a run, and check that enough are left."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tasks.run.limits import check_rows, total_ledger
 
 
 def input_ledger(config: BuildProbeRowsConfig, scattered: Sequence[Receipt]) -> RowLedger:
-    """The ledger of the first pass.
+    """Return the ledger of the first pass.
 
     Raises:
-        InputError: `empty_input`: the input has no rows, or none is left.
-        IntegrityError: `reject_limit`.
+        InputError: `empty_input`: the input has no rows, or none are left.
+        IntegrityError: `reject_limit`: too many rows were rejected.
     """
     ledger = total_ledger(scattered)
     root = Path(config.output_dir)
@@ -26,10 +26,10 @@ def input_ledger(config: BuildProbeRowsConfig, scattered: Sequence[Receipt]) -> 
 
 
 def check_train(jobs: Sequence[GatherJob]) -> None:
-    """Fail when there is nothing to train on.
+    """Check that there is something to train on.
 
     Raises:
-        IntegrityError: `empty_train`.
+        IntegrityError: `empty_train`: no probe is in the train split.
     """
     if not any(shard.split == TRAIN for job in jobs for shard in job.shards):
         raise IntegrityError(
@@ -40,9 +40,9 @@ def check_train(jobs: Sequence[GatherJob]) -> None:
 
 
 def run_ledger(scattered: RowLedger, gathered: Sequence[Receipt]) -> RowLedger:
-    """The ledger of the whole run.
+    """Return the ledger of the whole run.
 
     Raises:
-        IntegrityError: the shards together do not hold exactly the rows that were scattered.
+        IntegrityError: the shards together do not contain exactly the rows that were scattered.
     """
     return scattered.then(total_ledger(gathered))

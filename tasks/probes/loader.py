@@ -1,4 +1,4 @@
-"""Probe rows for trainers: the names that users import, wherever they live."""
+"""Export the readers of probe rows under the names that trainers import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Prove contents: the measurements in the records are those of the source, each as often as there.
+"""Prove contents: the records contain the measurements of the source, each the same number of times.
 
-DuckDB reads the source by itself, leaves out the rejected rows by file and row number, and subtracts the records from
-it as multisets; nothing of how records are made is used. It spills to a temporary folder, so any size fits.
+DuckDB reads the source itself, leaves out the rejected rows by file and row number, and subtracts the records from it
+as multisets; it shares no code with the writing of records. It spills to a temporary folder, so any size fits.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ def compare(
     records: Iterable[tuple[str, pa.RecordBatch]],
     deduplicated: bool,
 ) -> list[str]:
-    """What differs between the source and the records, in words; empty if nothing does.
+    """Describe the differences between the source and the records; return `[]` if there are none.
 
     Args:
         rejects: the run's reject files.
         records: for each record its probe and its measurements.
-        deduplicated: equal rows of the source count once.
+        deduplicated: whether equal rows of the source count once.
 
     Raises:
         WorkError: DuckDB cannot read the source.
     """
-    # Runs import this module, and need no DuckDB.
+    # Imported here, because runs import this module and do not need DuckDB.
     import duckdb
 
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, _blocks(records))
@@ -94,7 +94,7 @@ def compare(
 
 
 def _linked(identity: Identity[Source], scratch: Path) -> list[Path]:
-    """The input files under names that DuckDB does not read as globs."""
+    """Link the input files under names that DuckDB does not read as globs."""
     links = []
     for number, file in enumerate(identity.sources[0].files):
         links.append(scratch / f"{number}.parquet")
@@ -103,7 +103,7 @@ def _linked(identity: Identity[Source], scratch: Path) -> list[Path]:
 
 
 def _microseconds(connection: duckdb.DuckDBPyConnection, path: Path) -> str:
-    """The SQL that gives the microseconds since 1970, rounded down."""
+    """Return the SQL for the microseconds since 1970, rounded down."""
     described = connection.execute(f"DESCRIBE SELECT event_time FROM read_parquet('{path}')").fetchall()  # noqa: S608
     # DuckDB's epoch_us rounds nanoseconds to the nearest.
     return "epoch_ns(event_time) // 1000" if "NS" in described[0][1] else "epoch_us(event_time)"
@@ -127,7 +127,7 @@ def _note_rejected(
 
 
 def _blocks(records: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Measurements with their source, several records to a batch."""
+    """Yield measurements with their source address, several records in each batch."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for address, batch in records:
@@ -143,7 +143,7 @@ def _blocks(records: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.Record
 
 def _described(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
     for sign, what in (
-        (">", "of the source are in no record"),
+        (">", "of the source are not in any record"),
         ("<", "of the records are not in the source"),
     ):
         totals = connection.execute(
@@ -151,4 +151,4 @@ def _described(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
             f"FROM difference WHERE times {sign} 0"
         ).fetchone()
         if totals is not None and totals[0]:
-            yield f"{totals[0]} measurements {what}, such as one of {totals[1]} at {totals[2]} microseconds"
+            yield f"{totals[0]} measurements {what}, for example one of {totals[1]} at {totals[2]} microseconds"

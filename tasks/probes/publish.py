@@ -1,4 +1,4 @@
-"""From stage files to published probe rows: numbered shards, the report, the manifest."""
+"""Turn stage files into published probe rows: numbered shards, the report, the manifest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tasks.run.rejects import numbered, reject_links
 
 @dataclass(frozen=True)
 class WrittenRun:
-    """Written and validated probe rows.
+    """Hold written and validated probe rows.
 
     Attributes:
         scattered, gathered: receipts of both passes, in order.
-        ledger: of the whole run.
+        ledger: row ledger of the whole run.
     """
 
     config: BuildProbeRowsConfig
@@ -29,7 +29,7 @@ class WrittenRun:
 
 
 def contents(run: WrittenRun) -> Contents:
-    """The probe rows as they are to be published."""
+    """Return the probe rows to publish."""
     statistics = run_statistics(run)
     return Contents(
         links={**shard_names(run.gathered), **reject_links(numbered("input", run.scattered))},
@@ -41,14 +41,14 @@ def contents(run: WrittenRun) -> Contents:
 
 
 def written_shards(gathered: Sequence[Receipt]) -> list[tuple[dict[str, Any], FileRecord]]:
-    """The counts of every shard and its file, in the order they are published in."""
+    """Return the counts and the file of every shard, in the order in which they are published."""
     return [
         pair for receipt in gathered for pair in zip(receipt.statistics["shards"], receipt.files, strict=True)
     ]
 
 
 def shard_names(gathered: Sequence[Receipt]) -> dict[str, FileRecord]:
-    """Published name of every shard."""
+    """Return the file of every shard by its published name."""
     names = {}
     shards = written_shards(gathered)
     for split in SPLITS:
@@ -59,7 +59,7 @@ def shard_names(gathered: Sequence[Receipt]) -> dict[str, FileRecord]:
 
 
 def run_statistics(run: WrittenRun) -> dict[str, Any]:
-    """Totals of the run, and its report by split."""
+    """Return the totals of the run, and its counts by split."""
     shards = written_shards(run.gathered)
     report = split_report([counts for counts, _ in shards], [record.bytes for _, record in shards])
     totals = ("probes", "records", "measurements", "failed", "shards")

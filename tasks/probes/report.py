@@ -1,4 +1,4 @@
-"""What the report of a probe rows run shows: measurements per probe, and how much padding training on them leaves."""
+"""Compose the report of a probe rows run: measurements per probe, and the share of padding in training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.probes.training.source import ProbeRowDataSource
 from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, counted, share, size, some_of
 
-# Records whose padding is measured: one group of the loader, or less where records are large.
+# Records whose padding is measured: one group of the loader, or fewer if records are large.
 _RECORDS = 256
 _RECORD_BYTES = 1 << 25
 
@@ -33,6 +33,7 @@ class ProbeReport:
         return f"{names} · split by {self.run.config.split.value}"
 
     def facts(self) -> tuple[Fact, ...]:
+        """Return the headline numbers."""
         statistics = run_statistics(self.run)
         ledger = self.run.ledger
         splits = statistics["probe_splits"].values()
@@ -50,6 +51,7 @@ class ProbeReport:
         )
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the counts of each split."""
         names = ("probes", "records", "measurements", "mean per probe", "most", "failed", "IPv6", "stored")
         rows = [
             (
@@ -66,9 +68,11 @@ class ProbeReport:
         return (Table("Splits", (Column("split"), *(Column(name, True) for name in names)), tuple(rows)),)
 
     def charts(self) -> tuple[Chart, ...]:
+        """Return charts of measurements per probe and of padding."""
         return (self._per_probe(), self._padding())
 
     def samples(self) -> tuple[Sample, ...]:
+        """Return no samples."""
         return ()
 
     def _per_probe(self) -> Chart:
@@ -89,7 +93,7 @@ class ProbeReport:
         )
         return Chart(
             "Measurements per probe",
-            "Probes by how many measurements they have; each class reaches up to a power of two.",
+            "Probes by how many measurements they have; each class ends at a power of two.",
             "measurements, up to",
             tuple(binary(end) for end in ends),
             series,
@@ -101,25 +105,25 @@ class ProbeReport:
         records, shares = self._measure(sampler)
         return Chart(
             "Padding in training",
-            f"Share of padding in crops of {count(sampler.crop_size)} tokens, measured on {count(records)} records "
-            "of train with the loader's own sampling.",
+            f"Share of padding in crops of {count(sampler.crop_size)} tokens, measured on {count(records)} train "
+            "records with the loader's own sampling.",
             "layout",
             tuple(shares),
             (Series("padding", tuple(shares.values()), tuple(share(value) for value in shares.values())),),
         )
 
     def _measure(self, sampler: ProbeRowSampler) -> tuple[int, dict[str, float]]:
-        """How many records were looked at, and the share of padding by layout."""
+        """Return how many records were measured, and the share of padding by layout."""
         shards = [pair for pair in written_shards(self.run.gathered) if pair[0]["split"] == TRAIN]
         counts, record = shards[0]
-        # Shards are in the order of a hash, so the first records are like any.
+        # Shards are in hash order, so the first records are a random sample.
         mean = counts["record_bytes"] / counts["records"]
         records = min(counts["records"], max(1, min(_RECORDS, int(_RECORD_BYTES / mean))))
         source = ProbeRowDataSource(str(Path(self.run.config.output_dir, record.path)))
         streams = [(0, number) for number in range(records)]
         contexts = sampler.sample(source.sampler_rows(range(records)), streams)
         shares = {}
-        for name, pack in (("contexts packed into crops", True), ("one context a crop", False)):
+        for name, pack in (("contexts packed into crops", True), ("one context per crop", False)):
             crops = sampler.crops(contexts, streams[0], pack)
             shares[name] = float(np.mean(crops["inputs_segmentation"] == 0))
         return records, shares

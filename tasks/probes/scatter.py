@@ -1,4 +1,4 @@
-"""The first pass: measurements of some row groups, screened and sorted into runs by the hash of their probe."""
+"""Run the first pass: screen the measurements of some row groups, and sort them into runs by their probe's hash."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tasks.run.rejects import REJECTS, RejectWriter
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterJob(Job):
-    """Some row groups, in input order.
+    """Scatter some row groups, in input order.
 
     Attributes:
-        pieces: what to read.
-        seed: of the probes' hash.
-        spill_dir: where runs lie, or empty for the stage folder.
-        run_rows: most rows of a run.
+        pieces: the row groups to read.
+        seed: seed of the probes' hash.
+        spill_dir: folder for the runs, or empty for the stage folder.
+        spill_rows: largest number of rows in a run.
     """
 
     task: ClassVar[str] = "scatter"
@@ -43,7 +43,7 @@ class ScatterJob(Job):
 
 
 def scatter_rows(job: ScatterJob) -> Receipt:
-    """Screen and sort the rows of `work`.
+    """Screen and sort the rows of a job.
 
     Raises:
         InputError: a file is damaged.
@@ -82,11 +82,12 @@ def scatter_rows(job: ScatterJob) -> Receipt:
 
 
 def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
-    """The usable rows of a run, sorted by the hash of their probe, ties in input order; and its probes.
+    """Sort the usable rows of a run by the hash of their probe, ties in input order, and summarise its probes.
 
     Raises:
-        WorkError: `hash_collision`.
+        WorkError: `hash_collision`: two probes have the same hash.
     """
+    # Sort the distinct probes, which are far fewer than the rows.
     kept = np.flatnonzero(columns.usable)
     everything = len(kept) == len(columns.usable)
     src_codes = columns.src_codes if everything else columns.src_codes[kept]
@@ -98,6 +99,7 @@ def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
     sorted_hashes = present_hashes[by_hash]
     refuse_collisions(sorted_hashes)
 
+    # Then order the rows by the rank of their probe: small integers sort faster than 64-bit hashes.
     ranks = np.zeros(len(addresses), dtype=np.int32)
     ranks[present[by_hash]] = np.arange(len(present), dtype=np.int32)
     order = stable_order(ranks[src_codes], len(present))
@@ -120,12 +122,14 @@ def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
 
 
 def refuse_collisions(sorted_hashes: NDArray[np.uint64]) -> None:
-    """Records are found by the hash of their probe alone; two of a million probes share one once in 40 million runs.
+    """Refuse probes that share a hash, because the second pass finds rows by the hash of their probe alone.
+
+    Two of a million probes share a hash once in 40 million runs.
 
     Raises:
-        WorkError: `hash_collision`.
+        WorkError: `hash_collision`: two probes have the same hash.
     """
     if (sorted_hashes[1:] == sorted_hashes[:-1]).any():
         raise WorkError(
-            "two probes have the same 64-bit hash; choose another seed", code="hash_collision", where="seed"
+            "two probes have the same 64-bit hash; set another seed", code="hash_collision", where="seed"
         )

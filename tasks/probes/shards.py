@@ -1,7 +1,7 @@
-"""The probes of all runs, their split, and the shards they are published in.
+"""Merge the probes of all runs, split them, and cut them into shards.
 
 Shards are cut by computed bytes in the order of the probes' hashes, so neither the number of runs nor the portions
-they are gathered in decides where one ends.
+in which they are gathered decides where a shard ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.probes.spill import PROBES_SCHEMA
 _SMALLEST_SHARD_BYTES = 64 << 20
 _SHARDS = 96
 _ROW_BYTES = 17
-# Of a record's frames and padding.
+# Frames and padding of a record.
 _RECORD_BYTES = 1200
 _LARGEST_HASH = 2**64 - 1
 _HELD_PROBES = 1 << 18
@@ -31,11 +31,11 @@ _HELD_PROBES = 1 << 18
 
 @dataclass(frozen=True)
 class Probes:
-    """Distinct probes in the order of their hashes.
+    """Hold distinct probes in the order of their hashes.
 
     Attributes:
         hashes: uint64[p]; `addresses`: large_string[p].
-        rows: int64[p], their measurements; `dst_bytes`: int64[p], the bytes of the destination addresses.
+        rows: int64[p], numbers of measurements; `dst_bytes`: int64[p], bytes of their destination addresses.
     """
 
     hashes: NDArray[np.uint64]
@@ -44,17 +44,17 @@ class Probes:
     dst_bytes: NDArray[np.int64]
 
     def record_bytes(self) -> NDArray[np.int64]:
-        """int64[p]: about what each takes, uncompressed."""
+        """Estimate the uncompressed bytes of each probe: int64[p]."""
         return _ROW_BYTES * self.rows + self.dst_bytes + _RECORD_BYTES
 
 
 def merge_probes(tables: Iterable[pa.RecordBatch]) -> Probes:
-    """The probes of all runs, with the sums of their rows and bytes.
+    """Merge the probes of all runs, and sum their rows and bytes.
 
-    Never holds much more than the distinct probes, however many runs they are in.
+    Memory stays close to that of the distinct probes, however many runs they are in.
 
     Raises:
-        WorkError: `hash_collision`.
+        WorkError: `hash_collision`: two probes have the same hash.
     """
     merged = pa.Table.from_batches([], PROBES_SCHEMA)
     held: list[pa.RecordBatch] = []
@@ -79,18 +79,18 @@ def _merge(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which split a probe is in.
+    """Decide which split a probe is in.
 
     Attributes:
-        train_end: by hash: those whose hash is below are train.
-        first_test: sorted: addresses from this one on, in text order, are test; `None` for a split by hash.
+        train_end: for a split by hash: probes with a hash below this are train.
+        first_test: for a sorted split: addresses from this one on, in text order, are test; else `None`.
     """
 
     train_end: int
     first_test: str | None
 
     def is_train(self, hashes: NDArray[np.uint64], addresses: pa.Array) -> NDArray[np.bool_]:
-        """bool[p]."""
+        """Return which probes are in train: bool[p]."""
         if self.first_test is None:
             if self.train_end > _LARGEST_HASH:
                 return np.ones(len(hashes), dtype=bool)
@@ -102,7 +102,10 @@ class SplitRule:
 
 
 def split_rule(split: ProbeSplit, train_ratio: float, probes: Probes) -> SplitRule:
-    """The rule for these probes; `sorted` gives train the first `int(train_ratio * p)` addresses in text order."""
+    """Return the rule for these probes.
+
+    A `sorted` split puts the first `int(train_ratio * p)` addresses in text order into train.
+    """
     if split is ProbeSplit.HASH:
         return SplitRule(train_end(train_ratio), None)
     import pyarrow.compute as pc
@@ -116,11 +119,11 @@ def split_rule(split: ProbeSplit, train_ratio: float, probes: Probes) -> SplitRu
 
 @dataclass(frozen=True)
 class ShardRange:
-    """One shard: the probes of a split whose hashes lie in a range.
+    """Define one shard: the probes of a split whose hashes lie in a range.
 
     Attributes:
         first_hash, last_hash: the range, both included.
-        probes, rows: how many probes and measurements it holds.
+        probes, rows: how many probes and measurements it contains.
     """
 
     split: str
@@ -131,12 +134,12 @@ class ShardRange:
 
 
 def shard_bytes_for(total_bytes: int) -> int:
-    """Bytes a shard may span: the smallest 64 MiB * 2**k of which 96 hold everything."""
+    """Return how many bytes a shard may span: the smallest 64 MiB * 2**k such that 96 shards hold everything."""
     return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
 
 
 def cut_shards(probes: Probes, rule: SplitRule, shard_bytes: int) -> list[ShardRange]:
-    """Shards of about equal size, train first; a split without probes has none."""
+    """Cut shards of about equal size, train first; a split without probes has none."""
     is_train = rule.is_train(probes.hashes, probes.addresses)
     return [
         shard

@@ -1,4 +1,4 @@
-"""Sorted runs between the two passes, one file each, of which a second pass reads the slices it needs.
+"""Write and read sorted runs, one file each, between the two passes; the second pass reads only the slices it needs.
 
 `run-000000.spill`, little-endian, every column padded to 8 bytes:
 
@@ -10,10 +10,10 @@
   (a target), `rtt float32[n]`. The version is that of the addresses.
 
 So any range of hashes is one slice of each column. Slices are read, not mapped: opening a mapped Arrow file took 0.3
-ms, and mapped pages count as resident memory, 64 KiB at least for each column of each run.
+ms, and mapped pages count as resident memory, at least 64 KiB for each column of each run.
 
-With a spill folder the files lie there and the stage folder holds symbolic links to them: a receipt's files are
-looked at through the links.
+With a spill folder the files are there, and the stage folder contains symbolic links to them, through which a
+receipt's files are checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tasks.run.layout import stage_folder
 from tasks.storage.atomic import AtomicFile, swap_symlink
 from tasks.storage.reading import Ranges, open_ranges
 
-# Enters the key of the first pass.
+# Part of the key of the first pass.
 SPILL_FORMAT = 2
 _MAGIC = int.from_bytes(b"GMspill2", "little")
 _HEADER = 6
@@ -49,24 +49,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SpillRef:
-    """Where a run lies: its stage and its number in it."""
+    """Locate a run by its stage and its number in the stage."""
 
     stage: str
     number: int
 
     def path(self, root: Path) -> Path:
-        """Its file below an output directory."""
+        """Return the run's file below an output directory."""
         return stage_folder(root, self.stage) / f"run-{self.number:06d}.spill"
 
 
 @dataclass(frozen=True)
 class Spill:
-    """A sorted run in memory.
+    """Hold a sorted run in memory.
 
     Attributes:
         probes: batch of `PROBES_SCHEMA`, sorted by hash.
         targets: string[t].
-        times: int64[n]; `dst_codes`: int32[n], places in `targets`; `rtts`: float32[n].
+        times: int64[n]; `dst_codes`: int32[n], indices into `targets`; `rtts`: float32[n].
     """
 
     probes: pa.RecordBatch
@@ -77,7 +77,14 @@ class Spill:
 
 
 def write_spill(root: Path, spill: Path | None, ref: SpillRef, run: Spill) -> FileRecord:
-    """Write a run; returns the record of its file relative to `root`.
+    """Write a run.
+
+    Args:
+        root: the output directory.
+        spill: the spill folder, if the file belongs there.
+
+    Returns:
+        The record of its file, relative to `root`.
 
     Raises:
         StorageError: the file cannot be written or linked.
@@ -102,7 +109,7 @@ def write_spill(root: Path, spill: Path | None, ref: SpillRef, run: Spill) -> Fi
 
 
 def _text_buffers(texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Ends, from 0, and bytes."""
+    """Return the ends of the texts, from 0, and their bytes."""
     _, offsets, data = texts.buffers()
     if not len(texts):
         return np.zeros(1, np.int32), np.zeros(0, np.uint8)
@@ -113,7 +120,7 @@ def _text_buffers(texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the columns of a run's file begin."""
+    """Compute where the columns of a run's file start."""
 
     rows: int
     probes: int
@@ -137,19 +144,19 @@ class _Places:
 
 
 class _File:
-    """Columns of an open run."""
+    """Read columns of an open run."""
 
     def __init__(self, path: Path, file: Ranges) -> None:
         self._path, self._file = path, file
         header = np.frombuffer(file.read(0, 8 * _HEADER), "<i8")
         if len(header) != _HEADER or header[0] != _MAGIC:
-            raise _damaged(path, "it does not begin as one")
+            raise _damaged(path, "its header is wrong")
         self.places = _Places(*header[1:].tolist())
         if file.bytes != self.places.begins["end"]:
             raise _damaged(path, f"it has {file.bytes} bytes, not {self.places.begins['end']}")
 
     def column(self, name: str, kind: Any, low: int, high: int) -> NDArray[Any]:
-        """Items `low` to `high` of a column."""
+        """Read items `low` to `high` of a column."""
         width = np.dtype(kind).itemsize
         size = (high - low) * width
         data = self._file.read(self.places.begins[name] + low * width, size)
@@ -158,13 +165,13 @@ class _File:
         return np.frombuffer(data, kind)
 
     def texts(self, name: str, low: int, high: int) -> pa.StringArray:
-        """Texts `low` to `high`."""
+        """Read texts `low` to `high`."""
         ends = self.column(f"{name}_ends", "<i4", low, high + 1)
         data = self.column(name, np.uint8, int(ends[0]), int(ends[-1]))
         return pa.StringArray.from_buffers(high - low, pa.py_buffer(ends - ends[0]), pa.py_buffer(data))
 
     def probes(self, low: int, high: int) -> pa.RecordBatch:
-        """Probes `low` to `high`, a batch of `PROBES_SCHEMA`."""
+        """Read probes `low` to `high` as a batch of `PROBES_SCHEMA`."""
         columns = [
             pa.array(self.column("hash", "<u8", low, high)),
             self.texts("src", low, high),
@@ -193,11 +200,11 @@ def _damaged(path: Path, what: str) -> IntegrityError:
 
 @dataclass(frozen=True)
 class OpenSpill:
-    """A range of the probes of a run, whose rows are read on demand.
+    """Hold a range of the probes of a run, whose rows are read on demand.
 
     Attributes:
         probes: batch of `PROBES_SCHEMA`; `hashes`: uint64[p], theirs.
-        starts: int64[p + 1], the rows of each.
+        starts: int64[p + 1], where the rows of each probe start in the run.
         num_targets: distinct destination addresses of the whole run.
     """
 
@@ -208,7 +215,7 @@ class OpenSpill:
     num_targets: int
 
     def read_rows(self, low: int, high: int) -> tuple[Ints, NDArray[np.int32], NDArray[np.float32]]:
-        """Times, target numbers and round trip times of the rows of some probes.
+        """Read the times, target numbers and round trip times of the rows of probes `low` to `high`.
 
         Raises:
             IntegrityError: `bad_spill`: the file is damaged.
@@ -222,7 +229,7 @@ class OpenSpill:
             )
 
     def read_targets(self) -> pa.StringArray:
-        """The destination addresses.
+        """Read the destination addresses.
 
         Raises:
             IntegrityError: `bad_spill`: the file is damaged.
@@ -232,7 +239,7 @@ class OpenSpill:
 
 
 def read_probes(root: Path, ref: SpillRef) -> pa.RecordBatch:
-    """All probes of a run.
+    """Read all probes of a run.
 
     Raises:
         IntegrityError: `bad_spill`: the file is damaged.
@@ -242,7 +249,7 @@ def read_probes(root: Path, ref: SpillRef) -> pa.RecordBatch:
 
 
 def open_spill(root: Path, ref: SpillRef, first_hash: int, last_hash: int) -> OpenSpill:
-    """The probes of a run whose hashes lie in a range, both ends included.
+    """Read the probes of a run whose hashes lie in a range, both ends included.
 
     Raises:
         IntegrityError: `bad_spill`: the file is damaged.

@@ -1,6 +1,6 @@
-"""The work of a build-probe-rows run, stage by stage, and the hashes that key each stage.
+"""Turn a build-probe-rows configuration into jobs, stage by stage, and compute the hashes that key each stage.
 
-scatter, some row groups each -> gather, some shards each. Portions, workers and the spill folder are in no key.
+scatter, some row groups each -> gather, some shards each. Keys do not cover portions, workers and the spill folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_GATHER_TASKS = 96
 
 
 def scatter_jobs(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> list[ScatterJob]:
-    """The first pass, in input order."""
+    """Return the jobs of the first pass, in input order."""
     spill = str(Path(config.spill_dir).expanduser().absolute()) if config.spill_dir else ""
     return [_scatter_job(config, pieces, spill) for pieces in cut_parts(files)]
 
@@ -48,13 +48,13 @@ def _scatter_job(config: BuildProbeRowsConfig, pieces: tuple[RowGroups, ...], sp
 def gather_jobs(
     config: BuildProbeRowsConfig, scatters: Sequence[ScatterJob], receipts: Sequence[Receipt]
 ) -> list[GatherJob]:
-    """The second pass, in the order shards are published in.
+    """Return the jobs of the second pass, in the order in which shards are published.
 
     Args:
-        scatters, receipts: the first pass, and what it did.
+        scatters, receipts: the jobs of the first pass and their receipts.
 
     Raises:
-        WorkError: `hash_collision`.
+        WorkError: `hash_collision`: two probes have the same hash.
         IntegrityError: a run of the first pass is damaged.
     """
     runs = tuple(
@@ -87,7 +87,7 @@ def _gather_job(
             "gather",
             runs=[[run.stage, run.number] for run in runs],
             shards=[asdict(shard) for shard in shards],
-            # The range of a shard already says what a split by hash keeps.
+            # For a split by hash, the range of a shard already decides its probes.
             first_test=rule.first_test,
             max_record_bytes=config.max_record_bytes,
             options=config.hash_fields(["compression", "compression_level", "deduplicate"]),

@@ -1,4 +1,4 @@
-"""The Prefect tasks of build-probe-rows: each calls one kernel and returns what it returned."""
+"""Wrap the kernels of build-probe-rows as Prefect tasks; each calls one kernel and returns its result."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tasks.run.contract import do
 
 @task(name="scatter")
 def scatter(job: ScatterJob) -> Receipt:
-    """Sorted runs of some row groups."""
+    """Sort some row groups into runs."""
     return do(scatter_rows, job)
 
 
 @task(name="gather")
 def gather(job: GatherJob) -> Receipt:
-    """Shards of some ranges of probes."""
+    """Write shards of some ranges of probes."""
     return do(gather_shards, job)
 
 
 @task(name="validate", persist_result=False)
 def validate(job: ValidateJob) -> int:
-    """Every shard sound, every total right."""
+    """Check that every shard is sound and every total is right."""
     return check_written(job)

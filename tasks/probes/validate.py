@@ -1,4 +1,4 @@
-"""Validate probe rows: every record by itself, probes and splits over all records, and the source against both."""
+"""Validate probe rows: each record alone, probes and splits over all records, and all of them against the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READ_RECORDS = 64
 
 @dataclass(frozen=True)
 class ValidateJob:
-    """Both passes done, nothing published; `rows_used` is the ledger's."""
+    """Validate written shards before they are published; `rows_used` comes from the ledger."""
 
     output_dir: str
     gathered: tuple[Receipt, ...]
@@ -35,12 +35,15 @@ class ValidateJob:
 
 
 def check_written(job: ValidateJob) -> int:
-    """Check shards before they are published: counts, and the first and last record of each; returns the records.
+    """Check shards before they are published: their counts, and the first and last record of each.
 
-    All records are read by `validate`, on demand: that takes longer than to make them.
+    `validate` reads all records on demand, which takes longer than writing them.
+
+    Returns:
+        The number of records.
 
     Raises:
-        IntegrityError: a shard is not as its receipt says, or a total is not the ledger's.
+        IntegrityError: a shard does not match its receipt, or a total does not match the ledger.
     """
     measurements = records = 0
     for counts, record in written_shards(job.gathered):
@@ -49,7 +52,7 @@ def check_written(job: ValidateJob) -> int:
             found = file.num_records()
             if found != counts["records"]:
                 raise IntegrityError(
-                    f"{counts['records']} records were written and {found} are there",
+                    f"{counts['records']} records were written but the file contains {found}",
                     code="totals",
                     where=str(path),
                 )
@@ -60,7 +63,7 @@ def check_written(job: ValidateJob) -> int:
         records += found
     if measurements != job.rows_used:
         raise IntegrityError(
-            f"{job.rows_used} measurements were used and {measurements} are in the shards", code="totals"
+            f"{job.rows_used} measurements were used but the shards contain {measurements}", code="totals"
         )
     return records
 
@@ -72,8 +75,8 @@ def validate_probes(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
         full: read every record, and compare all measurements with the source; otherwise only count records.
 
     Returns:
-        Counts `shards`, `records` and, if full, `probes` and `measurements`; where the source is gone or has
-        changed, a warning that nothing is proved.
+        A verdict with the counts `shards`, `records` and, if full, `probes` and `measurements`, and a warning if the
+        source is gone or has changed, so that the contents could not be proved.
     """
     shards = [folder / r.path for r in manifest.outputs if r.path.endswith(SHARD_SUFFIX)]
     shards = [shard for shard in shards if shard.is_file()]
@@ -82,10 +85,13 @@ def validate_probes(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
     counts, faults = dict(verdict.counts), list(verdict.faults)
     for name in counts.keys() & {"records", "probes", "measurements", "shards"}:
         if counts[name] != manifest.statistics.get(name):
-            detail = f"{name}: manifest {manifest.statistics.get(name)}, in the shards {counts[name]}"
+            detail = f"{name}: the manifest says {manifest.statistics.get(name)}, the shards contain {counts[name]}"
             faults.append(Fault(where=str(folder), rule="totals", detail=detail))
     if full and counts["measurements"] != manifest.ledger.rows_used:
-        detail = f"the ledger used {manifest.ledger.rows_used} rows, the shards hold {counts['measurements']}"
+        detail = (
+            f"the ledger says {manifest.ledger.rows_used} rows are used, the shards contain "
+            f"{counts['measurements']} measurements"
+        )
         faults.append(Fault(where=str(folder), rule="totals", detail=detail))
     if full and not faults:
         faults += _prove(folder, manifest, config, shards)
@@ -93,7 +99,7 @@ def validate_probes(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
 
 
 def validate_records(shards: Sequence[Path], kind: str, where: str) -> Verdict:
-    """Validate loose `.arrayrecord` files of probe records, as far as they tell."""
+    """Validate loose `.arrayrecord` files of probe records, as far as is possible without their run."""
     return _Checker(None).check(shards, kind, where, full=True)
 
 
@@ -105,7 +111,7 @@ def _config(folder: Path) -> BuildProbeRowsConfig | None:
 
 
 class _Checker:
-    """Checks records in order; keeps what spans several of them."""
+    """Check records in order, and remember what spans several of them."""
 
     def __init__(self, config: BuildProbeRowsConfig | None) -> None:
         self._config = config
@@ -113,6 +119,7 @@ class _Checker:
         self._split_of: dict[str, str] = {}
 
     def check(self, shards: Sequence[Path], kind: str, where: str, full: bool) -> Verdict:
+        """Count the records of all shards and, if `full`, check each of them."""
         counts = {"shards": len(shards), "records": 0}
         if full:
             counts |= {"probes": 0, "measurements": 0}
@@ -174,7 +181,7 @@ class _Checker:
             known = self._split_of.get(record.src_addr)
             if known is not None:
                 rule = "repeated_probe" if known == split else "split"
-                self._fault(shard, row, rule, f"{record.src_addr} is also elsewhere in {known}")
+                self._fault(shard, row, rule, f"{record.src_addr} appears again in {known}")
             self._split_of[record.src_addr] = split
         config = self._config
         if config is None:
@@ -184,19 +191,19 @@ class _Checker:
                 shard,
                 row,
                 "size",
-                f"measurements of {record.blob_bytes} bytes, at most {config.max_record_bytes}",
+                f"the measurements have {record.blob_bytes} bytes; max_record_bytes is {config.max_record_bytes}",
             )
         if config.split is ProbeSplit.HASH:
             is_train = probe_hash(record.src_addr.encode(), config.seed) < train_end(config.train_ratio)
             if is_train != (split == TRAIN):
-                self._fault(shard, row, "split", f"{record.src_addr} does not belong into {split}")
+                self._fault(shard, row, "split", f"{record.src_addr} does not belong in {split}")
 
 
 def read_all(shard: Path) -> Iterator[bytes]:
-    """The records of a file in order.
+    """Yield the records of a file in order.
 
     Raises:
-        IntegrityError: it cannot be read to its end.
+        IntegrityError: `bad_arrayrecord`: the file cannot be read to its end.
     """
     with open_records(shard, _SEQUENTIAL) as file:
         total = int(file.num_records())
@@ -219,7 +226,7 @@ def _prove(
     except (GristmillError, ValueError) as error:
         return [_unproved(folder, f"the source cannot be read: {error}")]
     if identity.run_hash != manifest.run_hash:
-        return [_unproved(folder, "the source or its path changed since the run")]
+        return [_unproved(folder, "the source or its path has changed since the run")]
     rejects = [folder / r.path for r in manifest.outputs if r.path.startswith("rejects/")]
     try:
         differences = compare(identity, rejects, _measurements(shards), config.deduplicate)
@@ -238,5 +245,5 @@ def _measurements(shards: Sequence[Path]) -> Iterator[tuple[str, pa.RecordBatch]
 
 def _unproved(folder: Path, detail: str) -> Fault:
     return Fault(
-        where=str(folder), rule="proof", detail=f"the contents were not proved: {detail}", level=WARNING
+        where=str(folder), rule="proof", detail=f"the contents could not be proved: {detail}", level=WARNING
     )

@@ -1,1 +1,1 @@
-"""train-tokenizer: a byte-level BPE tokenizer from a sample."""
+"""train-tokenizer: train a byte-level BPE tokenizer on a sample."""

@@ -1,4 +1,4 @@
-"""Training a byte-level BPE tokenizer, saved so that `transformers.AutoTokenizer` loads it."""
+"""Train a byte-level BPE tokenizer, and save it so that `transformers.AutoTokenizer` loads it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def train_bpe(
     """Train on a stream of texts, or of lists of texts, which is read once.
 
     Args:
-        vocabulary_size: special tokens and the 256 bytes included; fewer if the texts run out of pairs.
-        special_tokens: they get the first ids.
+        vocabulary_size: number of tokens, including special tokens and the 256 bytes; the vocabulary is smaller if
+            the texts run out of pairs.
+        special_tokens: get the first ids.
         min_frequency: pairs seen less often are not merged.
 
     Returns:
@@ -39,7 +40,7 @@ def train_bpe(
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise MissingExtraError.of("tokenizers", "sft", "training a tokenizer") from None
-    # Counting words runs on all cores inside one call; encoding turned this off for its own threads.
+    # Counting words uses all cores inside one call; encoding turns this off, because it has threads of its own.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,7 +64,7 @@ def save_tokenizer(
     eos_token: str = TURN_END,
     pad_token: str = END_OF_TEXT,
 ) -> list[FileRecord]:
-    """Write `tokenizer.json` and `tokenizer_config.json`; returns their records relative to `root`."""
+    """Write `tokenizer.json` and `tokenizer_config.json`; return their records relative to `root`."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

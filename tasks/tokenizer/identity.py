@@ -1,4 +1,4 @@
-"""What a train-tokenizer run is: its sample by content, and the hash that follows. Cheap to import."""
+"""Identify a train-tokenizer run: its sample by content, and its hash. Cheap to import."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ANY = ("*.parquet",)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainIdentity(Identity[Source]):
-    """See `Identity`.
+    """Identify a run; see `Identity`.
 
     Attributes:
-        stage: key of what the trained tokenizer depends on.
+        stage: key of the stage that trains.
         chat_template: source of the template.
     """
 
@@ -35,11 +35,11 @@ class TrainIdentity(Identity[Source]):
 
 
 def identify(config: TrainTokenizerConfig) -> TrainIdentity:
-    """Find the sample's shards, fingerprint them, hash everything that decides the tokenizer.
+    """Find the sample's shards, fingerprint them, and hash everything that decides the tokenizer.
 
     Raises:
-        ConfigError: there is no sample, it is not published, of another flow, or what runs made here; or there is
-            no template file.
+        ConfigError: the sample does not exist, is not published, belongs to another flow or is an output of this
+            folder's runs; or the template file does not exist.
         InputError: a shard is missing or cannot be read.
     """
     template = template_source(config.chat_template, "chat_template")
@@ -47,7 +47,7 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
     files = _shards(found)
     sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED)
     if not found.is_run:
-        # After its own output was refused, which says more.
+        # After `fingerprint`, whose error for the run's own output says more.
         refuse_runs_below(found.named, [file.path for file in files])
     fields = config.hash_fields()
     # In order, without names: the tokenizer depends on the texts and their order alone.
@@ -65,11 +65,11 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
 def _sample(path: Path) -> Found[Path]:
     if not path.is_dir():
         raise ConfigError(
-            "no such folder; give a run or output folder of sample-corpus",
+            "no such folder; name a run or output folder of sample-corpus",
             code="missing_path",
             where=str(path),
         )
-    # Resolved once: a newer run must not take over half-way.
+    # Resolve `latest` once: a run published meanwhile must not replace the sample half-way.
     found = find(path)
     found.refuse_unpublished()
     return found

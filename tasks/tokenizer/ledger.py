@@ -1,4 +1,4 @@
-"""Where the rows of a sample went, and whether enough is left to train on."""
+"""Account for the rows of a sample, and check that enough are left to train on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tasks.run.limits import check_rows, total_ledger
 
 
 def run_ledger(config: TrainTokenizerConfig, trained: Receipt) -> RowLedger:
-    """The ledger of the run.
+    """Return the ledger of the run.
 
     Raises:
-        InputError: `empty_input`: the sample has no rows, or none is left to train on.
-        IntegrityError: `reject_limit`.
+        InputError: `empty_input`: the sample has no rows, or none are left to train on.
+        IntegrityError: `reject_limit`: too many rows were rejected.
     """
     ledger = total_ledger([trained])
     root = Path(config.output_dir)

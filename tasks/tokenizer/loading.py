@@ -1,4 +1,4 @@
-"""Load a tokenizer from its file, whoever made it, and validate such files by themselves."""
+"""Load tokenizers of any tool from their files, and validate such files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def validate_tokenizers(files: Sequence[Path], kind: str, where: str) -> Verdict:
-    """Load every `tokenizer.json`, whoever made it, and look at its ids; counts `files` and `tokens`.
+    """Load every `tokenizer.json`, of any tool, and check its ids.
+
+    Args:
+        kind, where: copied into the verdict.
+
+    Returns:
+        A verdict with the counts `files` and `tokens`.
 
     Raises:
         MissingExtraError: tokenizers is not installed.
@@ -36,10 +42,10 @@ def validate_tokenizers(files: Sequence[Path], kind: str, where: str) -> Verdict
 
 
 def load_tokenizer(file: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a file.
+    """Load the `tokenizers.Tokenizer` of a file.
 
     Raises:
-        InputError: `bad_tokenizer`: it cannot be read.
+        InputError: `bad_tokenizer`: the file cannot be read.
         MissingExtraError: tokenizers is not installed.
     """
     try:
@@ -56,14 +62,14 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def _gap(ids: Iterable[int]) -> str | None:
-    """What is wrong with ids that must run from 0, each once; `None` if nothing is.
+    """Describe what is wrong with ids, which must run from 0 without gaps or repeats; `None` if nothing is.
 
     >>> _gap([1, 0, 2]), _gap([0, 2]), _gap([0, 0]), _gap([])
-    (None, 'no token has the id 1; ids must run from 0 to 1', '2 tokens share the id 0', 'there is no token')
+    (None, 'no token has the id 1; ids must run from 0 to 1', '2 tokens share the id 0', 'there are no tokens')
     """
     ordered = sorted(ids)
     if not ordered:
-        return "there is no token"
+        return "there are no tokens"
     for expected, number in enumerate(ordered):
         if number < expected:
             return f"{ordered.count(number)} tokens share the id {number}"

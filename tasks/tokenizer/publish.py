@@ -1,4 +1,4 @@
-"""A trained tokenizer, published."""
+"""Turn a trained tokenizer into the contents of a published run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.run.rejects import numbered, reject_files, reject_links
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained tokenizer; `ledger` is of the whole run."""
+    """Hold a trained tokenizer; `ledger` covers the whole run."""
 
     config: TrainTokenizerConfig
     trained: Receipt
@@ -21,7 +21,7 @@ class TrainedRun:
 
 
 def contents(run: TrainedRun) -> Contents:
-    """The tokenizer as it is to be published."""
+    """Return the tokenizer to publish."""
     rejects = set(reject_files(run.trained))
     return Contents(
         links={

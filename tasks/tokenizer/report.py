@@ -1,4 +1,4 @@
-"""What the report of a trained tokenizer shows: how many bytes its tokens stand for, bucket by bucket."""
+"""Compose the report of a trained tokenizer: how many bytes a token stands for, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class TokenizerReport:
         return buckets
 
     def facts(self) -> tuple[Fact, ...]:
+        """Return the headline numbers."""
         trained, rows, held_out_bytes, tokens = (
             sum(bucket[name] for bucket in self._buckets)
             for name in ("trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens")
@@ -36,7 +37,7 @@ class TokenizerReport:
             Fact(
                 "vocabulary",
                 count(self.run.trained.statistics["vocabulary_size"]),
-                f"of {count(wanted)} wanted",
+                f"of {count(wanted)} requested",
             ),
             Fact("bytes per token", f"{held_out_bytes / tokens:.2f}" if tokens else "–", "on rows held out"),
             Fact("rows trained on", count(trained)),
@@ -44,6 +45,7 @@ class TokenizerReport:
         )
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the counts of each bucket."""
         numbers = ("trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens")
         rows = [
             (bucket["bucket"], *(count(bucket[name]) for name in numbers), _ratio(bucket))
@@ -53,6 +55,7 @@ class TokenizerReport:
         return (Table("Buckets", (Column("bucket"), *(Column(name, True) for name in names)), tuple(rows)),)
 
     def charts(self) -> tuple[Chart, ...]:
+        """Return a chart of bytes per token, if rows were held out."""
         measured = [bucket for bucket in self._buckets if bucket["bytes_per_token"]]
         if not measured:
             return ()
@@ -64,7 +67,7 @@ class TokenizerReport:
         return (
             Chart(
                 "Bytes per token",
-                "On rows held out from training, by bucket; more is fewer tokens for the same text.",
+                "On rows held out from training, by bucket. A higher value means fewer tokens for the same text.",
                 "bucket",
                 tuple(bucket["bucket"] for bucket in measured),
                 (series,),
@@ -72,6 +75,7 @@ class TokenizerReport:
         )
 
     def samples(self) -> tuple[Sample, ...]:
+        """Return no samples."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""The work of a train-tokenizer run: one stage, which depends on everything that the run does."""
+"""Turn a train-tokenizer configuration into its one job, which depends on everything that the run depends on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.tokenizer.train import TrainJob
 
 
 def train_job(config: TrainTokenizerConfig, identity: TrainIdentity) -> TrainJob:
-    """Train on the shards of the sample, in order."""
+    """Return the job that trains on the shards of the sample, in order."""
     [sample] = identity.sources
     return TrainJob(
         output_dir=absolute_root(config),

@@ -1,4 +1,4 @@
-"""The Prefect tasks of train-tokenizer: each calls one kernel and returns what it returned."""
+"""Wrap the kernels of train-tokenizer as Prefect tasks; each calls one kernel and returns its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on a sample, streamed, and measuring on the rows that were held out."""
+"""Train on a sample, streamed, and measure on held-out rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABELS = ("source_dataset", "source_bucket")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob(Job):
-    """A sample and how to train on it.
+    """Train on a sample.
 
     Attributes:
         shards: path and name of each file of the sample, in order.
@@ -39,7 +39,7 @@ class TrainJob(Job):
 
 @dataclass
 class _Share:
-    """What one bucket contributed: rows and UTF-8 bytes trained on; rows, bytes and tokens held out."""
+    """Count what one bucket contributed: rows and UTF-8 bytes trained on; rows, bytes and tokens held out."""
 
     rows: int = 0
     bytes: int = 0
@@ -49,7 +49,7 @@ class _Share:
 
 
 def train_tokenizer(job: TrainJob) -> Receipt:
-    """Train, save, and measure bytes per token by bucket; without a row to train on, save nothing.
+    """Train, save, and measure bytes per token by bucket; save nothing if there is no row to train on.
 
     Raises:
         InputError: a shard has no text column, or cannot be read.
@@ -107,13 +107,13 @@ def _measure(job: TrainJob, tokenizer: Any, shares: dict[str, _Share]) -> None:
 
 
 def _batches(job: TrainJob, rejects: RejectWriter | None = None) -> Iterator[tuple[str, pa.Array, Any]]:
-    """Label, texts without nulls, and bool[n] of which are held out; each batch from one bucket.
+    """Yield label, texts without nulls, and bool[n] that says which are held out; each batch is from one bucket.
 
     Args:
-        rejects: gets the rows without a text.
+        rejects: where to list the rows without a text.
     """
     for number, (path, name) in enumerate(job.shards):
-        # A stream a shard: reading in other batches must not hold out other rows.
+        # One random stream for each shard: with other batches, the same rows must be held out.
         rng = np.random.default_rng([job.config.seed, number])
         first = 0
         for batch in _read(Path(path)):
@@ -146,7 +146,7 @@ def _read(shard: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _by_label(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
-    """Each bucket of the batch, with its rows; nearly always one."""
+    """Yield each bucket of the batch with its rows; there is nearly always just one."""
     if batch.num_columns == 1:
         yield "all", slice(None)
         return

@@ -1,4 +1,4 @@
-"""What a train-tokenizer run must keep: a tokenizer that loads, with the vocabulary its manifest names."""
+"""Validate a train-tokenizer run: its tokenizer must load, with the vocabulary that its manifest names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FILE = "tokenizer.json"
 
 @dataclass(frozen=True)
 class ValidateJob:
-    """A trained tokenizer, before it is published."""
+    """Validate a trained tokenizer before it is published."""
 
     output_dir: str
     trained: Receipt
 
 
 def check_written(job: ValidateJob) -> Verdict:
-    """Check a tokenizer before it is published: it holds the vocabulary that its receipt says.
+    """Check, before a tokenizer is published, that it has the vocabulary that its receipt says.
 
     Raises:
-        IntegrityError: it cannot be read, or holds another vocabulary.
+        IntegrityError: it cannot be read, or has another vocabulary.
     """
     folder = stage_folder(Path(job.output_dir), job.trained.stage)
     verdict = _check(folder / _FILE, job.trained.statistics["vocabulary_size"])
@@ -53,6 +53,8 @@ def _check(path: Path, expected: int | None) -> Verdict:
         return Verdict(path=str(path), kind="run", faults=(fault,))
     faults = []
     if len(ids) != expected or ids != set(range(len(ids))):
-        detail = f"{len(ids)} distinct ids up to {max(ids, default=-1)}; expected {expected}, from 0 on"
+        detail = (
+            f"{len(ids)} distinct ids up to {max(ids, default=-1)}; expected {expected} ids that start at 0"
+        )
         faults.append(Fault(where=str(path), rule="vocabulary", detail=detail))
     return Verdict(path=str(path), kind="run", counts={"tokens": len(ids)}, faults=tuple(faults))

@@ -84,9 +84,9 @@ NOT_YAML = {
     "half a character": (
         b'a: "\\ud83d"\n',
         "[bad_yaml]",
-        "config.yaml:1: not valid YAML: the text holds half",
+        "config.yaml:1: not valid YAML: the text contains half",
     ),
-    "a key twice": (b"seed: 1\nseed: 2\n", "[bad_yaml]", "the key 'seed' is given twice"),
+    "a key twice": (b"seed: 1\nseed: 2\n", "[bad_yaml]", "the key 'seed' appears twice"),
     "deep": (b"a: " + b"[" * 5000 + b"]" * 5000, "[bad_yaml]", "recursion"),
 }
 

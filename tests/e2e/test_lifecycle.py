@@ -106,7 +106,7 @@ def test_down_ends_everything_also_what_ignores_it(local: Local, gristmill: Gris
         assert deaf.stdout is not None
         deaf.stdout.readline()
         done = gristmill.run("down")
-        assert done.returncode == 0 and re.search(r"ended \d+ processes", done.stdout)
+        assert done.returncode == 0 and re.search(r"stopped \d+ processes", done.stdout)
         assert deaf.wait(10) == -signal.SIGKILL
     assert marked(str(gristmill.state.folder)) == []
     assert not answers(local.status["url"])

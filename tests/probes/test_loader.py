@@ -191,7 +191,9 @@ class TestPaths:
     def test_a_missing_shard_is_named(self, tmp_path: Path) -> None:
         write_shards(tmp_path, 0, 10)
         (tmp_path / "train-00001-of-00003.arrayrecord").unlink()
-        with pytest.raises(InputError, match="1 of 3 shards are missing, the first is number 1") as caught:
+        with pytest.raises(
+            InputError, match="1 of 3 shards are missing; the first missing one is number 1"
+        ) as caught:
             ProbeRowDataSource(tmp_path)
         assert caught.value.code == "missing_shard"
 

@@ -36,7 +36,7 @@ def test_a_runs_shards_are_those_of_its_manifest(run: Path) -> None:
 
 def test_a_lost_shard_is_named(run: Path) -> None:
     (run / NAMES[3]).unlink()
-    with pytest.raises(InputError, match="1 of 2 shards are missing, the first is number 1"):
+    with pytest.raises(InputError, match="1 of 2 shards are missing; the first missing one is number 1"):
         names(run)
 
 

@@ -84,7 +84,7 @@ def test_plain_lines_are_few() -> None:
     plain.ended("screen", 0, 0, 0.0)
     plain.started("fails", 3)
     plain.ended("fails", 1, 0, 1.0)
-    assert lines == [f"write: {n} of 60" for n in (10, 20, 30, 40, 50)] + ["write: 60 in 60.0 s, 2 re-used"]
+    assert lines == [f"write: {n} of 60" for n in (10, 20, 30, 40, 50)] + ["write: 60 in 60.0 s, 2 reused"]
 
 
 class Terminal(io.StringIO):
@@ -110,7 +110,7 @@ def test_a_terminal_gets_bars_and_log_lines_above_them(monkeypatch: pytest.Monke
     finally:
         root.removeHandler(handler)
     shown = stream.getvalue()
-    assert "2/2" in shown and "1 re-used" in shown and "said [bold]in[/bold] between" in shown
+    assert "2/2" in shown and "1 reused" in shown and "said [bold]in[/bold] between" in shown
 
 
 def test_a_pipe_gets_lines_without_escapes() -> None:

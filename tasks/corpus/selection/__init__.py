@@ -1,1 +1,1 @@
-"""Which documents a sample holds: hashes of row ids, the cutoff, the shards."""
+"""Decide which documents a sample contains: hash row ids, find the cutoff."""

@@ -1,10 +1,10 @@
-"""The exact `k` smallest of N hashed rows, without holding anything proportional to k or N.
+"""Find the exact `k` smallest of N hashed rows, in memory that does not grow with k or N.
 
 Hashes are uniform, so the k-th smallest lies in a narrow band known from k and N alone. Map: each batch of
-ids is hashed, counted below the band, and kept only inside it (60,000 of 200 M rows for k = 10 M). Reduce:
-the k-th smallest of all is the (k - below)-th of the kept, ties by file, then row: the *cutoff*. If it lies
-outside the band, the band is widened and the map repeated. A shard then hashes its own rows again and keeps
-those at or below the cutoff.
+ids is hashed; rows below the band are counted, and only rows inside it are kept (60,000 of 200 M rows for
+k = 10 M). Reduce: the k-th smallest of all is the (k - below)-th of the rows kept, ties by file, then row: the
+*cutoff*. If it lies outside the band, the band is widened and the map repeated. A shard then hashes its own
+rows again and keeps those at or below the cutoff.
 
 Invariants:
     - the kept rows are exactly the k smallest by (hash, file, row), whatever the batches;
@@ -42,7 +42,7 @@ Eligible = Callable[[int, int, int], Mask]
 
 
 class IdRange(NamedTuple):
-    """Rows `start` to `stop` (exclusive) of one file."""
+    """Name the rows `start` to `stop` (exclusive) of one file."""
 
     file: int
     start: int
@@ -50,14 +50,14 @@ class IdRange(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Hashes from `low` to `high`, both included."""
+    """Bound a range of hashes, from `low` to `high`, both included."""
 
     low: int
     high: int
 
 
 class Cutoff(NamedTuple):
-    """The last row a sample keeps, in (hash, file, row) order."""
+    """Name the last row a sample keeps, in (hash, file, row) order."""
 
     hash: int
     file: int
@@ -70,7 +70,7 @@ KEEP_ALL = Cutoff(MAX_HASH, 2**31 - 1, 2**63 - 1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BandCount:
-    """What one batch knows about a band: `below` rows under it, and the rows in it.
+    """Hold what a batch contributes to a band: the number of rows `below` it, and the rows inside it.
 
     Attributes:
         hashes, files, rows: uint64[m], int32[m], int64[m].
@@ -83,7 +83,7 @@ class BandCount:
 
     @staticmethod
     def total(counts: Iterable[BandCount]) -> BandCount:
-        """The sum over disjoint batches."""
+        """Return the sum over disjoint batches."""
         below = 0
         # A scan may sum millions of small files; nearly all of them have nothing inside the band.
         parts = [_EMPTY]
@@ -103,7 +103,7 @@ _EMPTY = BandCount(0, np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0,
 
 
 def split_batches(row_counts: Iterable[int], max_ids: int = DEFAULT_BATCH_IDS) -> list[list[IdRange]]:
-    """Cut files, in order, into batches of exactly `max_ids` ids but the last.
+    """Cut files, in order, into batches of exactly `max_ids` ids; only the last may have fewer.
 
     Args:
         row_counts: rows of each file.
@@ -115,7 +115,7 @@ def split_batches(row_counts: Iterable[int], max_ids: int = DEFAULT_BATCH_IDS) -
     [[IdRange(file=0, start=0, stop=3), IdRange(file=2, start=0, stop=1)], [IdRange(file=2, start=1, stop=5)]]
     """
     if max_ids < 1:
-        raise WorkError(f"a batch holds at least 1 id, not {max_ids}", code="bad_batch")
+        raise WorkError(f"a batch must have at least 1 id, not {max_ids}", code="bad_batch")
     batches: list[list[IdRange]] = []
     room = 0
     for file, count in enumerate(row_counts):
@@ -132,10 +132,10 @@ def split_batches(row_counts: Iterable[int], max_ids: int = DEFAULT_BATCH_IDS) -
 
 
 def band(count: int, total: int) -> Band:
-    """Where the `count`-th smallest of `total` uniform hashes lies, but for two runs in a billion.
+    """Return a band that contains the `count`-th smallest of `total` uniform hashes, except in two runs in a billion.
 
-    The rank of a hash is binomial: the band is 6 standard deviations to each side and 24 ranks more, for
-    the skew of small counts. Worked out on integers, so it is the same on every machine.
+    The rank of a hash is binomial: the band reaches 6 standard deviations to each side, and 24 ranks more for
+    the skew of small counts. It is computed on integers, so it is the same on every machine.
 
     Raises:
         WorkError: `bad_count`, unless 0 < count < total (see `whole_cutoff`).
@@ -153,7 +153,7 @@ def band(count: int, total: int) -> Band:
 
 
 def widen(narrow: Band) -> Band:
-    """A band eight times as wide around the same middle, and at least a 500,000th of all hashes.
+    """Return a band eight times as wide around the same middle, and at least a 500,000th of all hashes.
 
     Repeated at most 14 times, it is `Band(0, MAX_HASH)`.
 
@@ -166,7 +166,7 @@ def widen(narrow: Band) -> Band:
 
 
 def whole_cutoff(count: int, total: int) -> Cutoff | None:
-    """The cutoff that needs no hashing: none or all of the rows; else `None`.
+    """Return the cutoff if it needs no hashing, because no rows or all rows are kept; else `None`.
 
     >>> whole_cutoff(0, 9) == KEEP_NONE, whole_cutoff(9, 9) == KEEP_ALL, whole_cutoff(1, 9)
     (True, True, None)
@@ -182,7 +182,7 @@ def count_band(
     """Count consecutive rows of one file below a band and keep those inside it.
 
     Args:
-        eligible: rows that may be sampled; all of them if `None`.
+        eligible: which rows may be sampled; all of them if `None`.
 
     >>> counted = count_band(np.array([5, 9, 2, 7], np.uint64), file=3, first_row=10, edges=Band(5, 8))
     >>> counted.below, counted.hashes.tolist(), counted.files.tolist(), counted.rows.tolist()
@@ -190,7 +190,7 @@ def count_band(
     """
     low, width = np.uint64(edges.low), np.uint64(edges.high - edges.low)
     below = hashes < low
-    # Hashes under the band wrap round to the top.
+    # Unsigned subtraction: hashes below the band wrap round to the top, so one comparison tests both edges.
     inside = hashes - low <= width
     if eligible is not None:
         below &= eligible
@@ -211,14 +211,14 @@ def scan(
     edges: Band,
     eligible: Eligible | None = None,
 ) -> BandCount:
-    """The map step: hash a batch of ids and count them against a band.
+    """Run the map step: hash a batch of ids and count them against a band.
 
     Args:
-        paths: of every file of the bucket, in the order `IdRange.file` counts them.
-        eligible: asked for each piece of at most 250,000 rows; all rows may be sampled if `None`.
+        paths: of every file of the bucket, in the order that `IdRange.file` counts.
+        eligible: called for each piece of at most 250,000 rows; all rows may be sampled if `None`.
 
     Raises:
-        InputError: `path_encoding`, for a path that is not valid Unicode.
+        InputError: `path_encoding`: a path is not valid Unicode.
     """
     return BandCount.total(
         _scan_piece(piece, seed, bucket, paths[piece.file], edges, eligible) for piece in _pieces(ranges)
@@ -228,9 +228,10 @@ def scan(
 def _scan_piece(
     piece: IdRange, seed: int, bucket: str, path: str, edges: Band, eligible: Eligible | None
 ) -> BandCount:
-    """Decide by the upper half of the hash, and look at the lower half only where that leaves it open."""
+    """Decide by the upper half of the hash, and compute the lower half only for rows it cannot decide."""
     file, start, stop = piece
     may = eligible(file, start, stop) if eligible is not None else None
+    # The upper half costs a tenth less, and is enough for all rows outside the band, which are nearly all.
     heads = hash_heads(seed, bucket, path, start, stop)
     low, width = np.uint32(edges.low >> 32), np.uint32((edges.high >> 32) - (edges.low >> 32))
     inside = heads - low <= width
@@ -239,6 +240,7 @@ def _scan_piece(
         inside &= may
         below &= may
     at = np.flatnonzero(inside)
+    # With many undecided rows, hashing the whole range again is faster than hashing each of them alone.
     if len(at) * _LOOP_FACTOR > stop - start:
         return count_band(hash_rows(seed, bucket, path, start, stop), file, start, edges, may)
     open_ = count_band(hash_some_rows(seed, bucket, path, start + at), file, 0, edges)
@@ -254,7 +256,7 @@ def _pieces(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
 
 
 def cutoff(counts: Iterable[BandCount], count: int) -> Cutoff | None:
-    """The reduce step: the `count`-th smallest row, or `None` if it is outside the band.
+    """Run the reduce step: return the `count`-th smallest row, or `None` if it is outside the band.
 
     >>> cutoff([count_band(np.array([5, 9, 2, 5], np.uint64), 0, 0, Band(5, 8))], 3)
     Cutoff(hash=5, file=0, row=3)
@@ -273,15 +275,15 @@ def find_cutoff(
     scan_all: Callable[[Band], Iterable[BandCount]],
     first_band: Band | None = None,
 ) -> Cutoff:
-    """Map, reduce, and repeat with a wider band until the cutoff is inside.
+    """Map, reduce, and repeat with a wider band until the cutoff is inside it.
 
     Args:
         total: rows that may be sampled.
-        scan_all: the map over all batches, in this process or in others.
+        scan_all: maps over all batches, in this process or in others.
         first_band: instead of `band(count, total)`.
 
     Raises:
-        WorkError: `bad_total`, if `scan_all` sees fewer than `count` rows.
+        WorkError: `bad_total`: `scan_all` sees fewer than `count` rows.
     """
     whole = whole_cutoff(count, total)
     if whole is not None:
@@ -295,7 +297,7 @@ def find_cutoff(
 
 
 def keep_mask(hashes: Hashes, file: int, first_row: int, last: Cutoff) -> Mask:
-    """Which of consecutive rows of one file a sample keeps: those at or below its cutoff.
+    """Return which of consecutive rows of one file a sample keeps: those at or below its cutoff.
 
     Returns:
         bool[len(hashes)].
@@ -316,13 +318,13 @@ def _keep(hashes: Hashes, file: int, rows: NDArray[np.int64], last: Cutoff) -> M
 
 
 def keep_rows(seed: int, bucket: str, path: str, ids: IdRange, last: Cutoff) -> Mask:
-    """`keep_mask` of rows that it hashes itself: what a shard calls for each of its ranges.
+    """Hash rows and return which of them a sample keeps; a shard calls it for each of its ranges.
 
     Returns:
         bool[ids.stop - ids.start].
 
     Raises:
-        InputError: `path_encoding`, for a path that is not valid Unicode.
+        InputError: `path_encoding`: a path is not valid Unicode.
     """
     if last in (KEEP_NONE, KEEP_ALL):
         return np.full(ids.stop - ids.start, last == KEEP_ALL, np.bool_)
@@ -332,6 +334,7 @@ def keep_rows(seed: int, bucket: str, path: str, ids: IdRange, last: Cutoff) -> 
         heads = hash_heads(seed, bucket, path, start, stop)
         part = keep[start - ids.start : stop - ids.start]
         np.less(heads, limit, out=part)
+        # Only rows whose upper half equals the cutoff's need the lower half.
         rows = start + np.flatnonzero(heads == limit)
         part[rows - start] = _keep(hash_some_rows(seed, bucket, path, rows), file, rows, last)
     return keep

@@ -1,22 +1,22 @@
-"""MD5 of document ids, many rows at a time.
+"""Compute MD5 of document ids, many rows at a time.
 
 A document's id is `"{seed}_{bucket}#{path}#{row}"` in UTF-8; its hash is the first 8 bytes of the id's MD5
-(RFC 1321), read big-endian. Rows of one file share all of the id but the last digits, and a range of rows
-that crosses no multiple of 100,000 and no power of ten differs in the last five digits only. Such a range
-goes through the 64 steps as arrays:
+(RFC 1321), read big-endian. Rows of one file share all of the id except the last digits, and in a range of
+rows that crosses neither a multiple of 100,000 nor a power of ten, only the last five digits differ. Such a
+range goes through the 64 steps as arrays:
 
-- the digits lie in two 32-bit words of the message, read from a table; every other word is a number, folded
-  into the step's constant;
-- the steps before the first such word, and the blocks before it, are worked out once, on Python ints;
+- the digits are in two 32-bit words of the message, read from a table; every other word is a single number,
+  folded into the step's constant;
+- the steps before the first such word, and the blocks before it, are computed once, on Python ints;
 - a range is cut to 25,000 rows, so that its six buffers (100 kB each) stay in the second-level cache and
   the 0.4 us a numpy call costs is small against the 2 us of its work: 20 M rows/s at 10,000 rows, 24.5 at
   25,000, 24 at 100,000, against 1.0-1.3 for hashlib in a loop;
-- work is done in place, where numpy passes 13 G values/s (25 with a scalar operand) against 8.6 into a
-  third array, on buffers aligned to 64 bytes, which alone is worth 1.3x on the scalar operands.
+- operations work in place, where numpy processes 13 G values/s (25 with a scalar operand) against 8.6 into a
+  third array, on buffers aligned to 64 bytes, which alone makes the scalar operands 1.3 times as fast.
 
-An id whose low digits and padding share no 64-byte block (56 to 68 bytes long, and so on every 64) needs the
-arrays twice: 11 M rows/s. `hash_heads` stops three steps early, with the upper half of the hash: a selection
-needs the lower half of almost no row.
+If the low digits and the padding of an id do not share a 64-byte block (ids of 56 to 68 bytes, and so on
+every 64), two blocks go through the arrays: 11 M rows/s. `hash_heads` stops three steps early, with the upper
+half of the hash, because a selection needs the lower half of almost no row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOOP_ROWS = 256
 _INITIAL: State = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
 _MASK = 0xFFFFFFFF
 _STEPS = 64
-# The first digest word is final after the step that computes it last.
+# The first word of the digest is final after this many steps.
 _HEAD_STEPS = 61
 _SINES = [int(abs(math.sin(step + 1)) * 2**32) for step in range(_STEPS)]
 _WORD_OF_STEP = [(step, 5 * step + 1, 3 * step + 5, 7 * step)[step // 16] % 16 for step in range(_STEPS)]
@@ -52,7 +52,7 @@ _SHIFTS = [
     ((7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21))[step // 16][step % 4]
     for step in range(_STEPS)
 ]
-# Arrays without dimensions: numpy converts them at no cost, and a Python int at every call.
+# Arrays without dimensions: numpy uses them as they are, but converts a Python int at every call.
 _LEFT = [np.array(shift, np.uint32) for shift in _SHIFTS]
 _RIGHT = [np.array(32 - shift, np.uint32) for shift in _SHIFTS]
 _SINE_WORDS = np.array(_SINES, np.uint32)
@@ -60,14 +60,14 @@ _WORD_INDEX = np.array(_WORD_OF_STEP)
 
 
 def hash_rows(seed: int, bucket: str, path: str, start: int, stop: int) -> NDArray[np.uint64]:
-    """Hashes of rows `start` to `stop` (exclusive) of one file.
+    """Hash the rows `start` to `stop` (exclusive) of one file.
 
     Returns:
         uint64[stop - start]: the first 8 bytes of MD5(`"{seed}_{bucket}#{path}#{row}"`), big-endian.
 
     Raises:
-        InputError: `path_encoding`, if the bucket or the path is not valid Unicode.
-        WorkError: `bad_range`, if `start` is negative or above `stop`.
+        InputError: `path_encoding`: the bucket or the path is not valid Unicode.
+        WorkError: `bad_range`: `start` is negative or above `stop`.
 
     >>> [f"{value:016x}" for value in hash_rows(42, "4", "a.parquet", 9, 11).tolist()]
     ['7256bd9b0558359a', '14f14211b9f9c02b']
@@ -78,7 +78,7 @@ def hash_rows(seed: int, bucket: str, path: str, start: int, stop: int) -> NDArr
 
 
 def hash_heads(seed: int, bucket: str, path: str, start: int, stop: int) -> NDArray[np.uint32]:
-    """The upper 32 bits of `hash_rows`, for a tenth less work.
+    """Compute the upper 32 bits of `hash_rows`, with a tenth less work.
 
     Returns:
         uint32[stop - start].
@@ -95,7 +95,7 @@ def hash_heads(seed: int, bucket: str, path: str, start: int, stop: int) -> NDAr
 
 
 def hash_some_rows(seed: int, bucket: str, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Hashes of a few rows anywhere in one file, by hashlib: about 0.8 us a row.
+    """Hash a few rows anywhere in one file with hashlib, in about 0.8 us per row.
 
     Returns:
         uint64[len(rows)].
@@ -110,12 +110,12 @@ def hash_some_rows(seed: int, bucket: str, path: str, rows: NDArray[np.int64]) -
 
 
 def _prefix(seed: int, bucket: str, path: str) -> bytes:
-    """All of a row's id but the row."""
+    """Return the part of a row's id before the row number."""
     try:
         return f"{seed}_{bucket}#{path}#".encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"the name {path!r} in bucket {bucket!r} is not valid Unicode, so its rows have no id "
+            f"the name {path!r} in bucket {bucket!r} is not valid Unicode, so its rows cannot have ids "
             f"({error.reason}); rename the file",
             code="path_encoding",
             where=repr(path),
@@ -124,7 +124,7 @@ def _prefix(seed: int, bucket: str, path: str) -> bytes:
 
 def _num_rows(start: int, stop: int) -> int:
     if not 0 <= start <= stop:
-        raise WorkError(f"rows {start} to {stop} are no range", code="bad_range")
+        raise WorkError(f"rows {start} to {stop} are not a range", code="bad_range")
     return stop - start
 
 
@@ -136,6 +136,7 @@ def _hash_loop(prefix: bytes, rows: Iterable[int]) -> NDArray[np.uint64]:
 def _fill(out: NDArray[np.uint64] | Words, prefix: bytes, start: int, stop: int) -> None:
     """Write the hashes of rows `start` to `stop`, or their upper halves if `out` is uint32."""
     heads_only = out.dtype == np.uint32
+    # All rows share the whole blocks of the prefix, so these are compressed once.
     whole = len(prefix) // 64 * 64
     state = _INITIAL
     for words in _message_blocks(prefix[:whole]):
@@ -143,7 +144,7 @@ def _fill(out: NDArray[np.uint64] | Words, prefix: bytes, start: int, stop: int)
     workspace = _Workspace(min(stop - start, _BLOCK_ROWS))
     row = start
     while row < stop:
-        # One number of digits, and one value of all digits but the last five: a block divides 100,000.
+        # Rows up to `end` have the same number of digits and differ in the last five only: a block divides 100,000.
         end = min(stop, int(10 ** len(str(row))), (row // _BLOCK_ROWS + 1) * _BLOCK_ROWS)
         view = out[row - start : end - start]
         if end - row < _LOOP_ROWS:
@@ -171,11 +172,12 @@ def _digest(
     workspace: _Workspace,
     heads_only: bool,
 ) -> tuple[Words, Words]:
-    """The first two digest words of rows of one layout; only the first is right if `heads_only`.
+    """Return the first two digest words of rows of one layout; only the first is valid if `heads_only`.
 
     Args:
         state: after the first `whole` bytes of the prefix.
     """
+    # Build the message that all rows share, with zero bytes for the digits in which they differ.
     digits = str(start)
     num_low = min(len(digits), _TABLE_DIGITS)
     before = prefix[whole:] + digits[: len(digits) - num_low].encode()
@@ -184,11 +186,13 @@ def _digest(
     bits = 8 * (whole + len(before) + num_low)
     blocks = _message_blocks(message + bits.to_bytes(8, "little"))
 
+    # These digits come from a table, as one or two words of the message for each row.
     table = _digit_words(len(before) % 4, num_low)
     low = start % 10**num_low
     word = len(before) // 4
     varying = {word + i: table[i][low : low + stop - start] for i in range(len(table))}
 
+    # Blocks without such words stay numbers: one computation for all rows instead of one per row.
     for index, words in enumerate(blocks):
         here = {at - 16 * index: values for at, values in varying.items() if at // 16 == index}
         if not here and all(isinstance(value, int) for value in state):
@@ -203,11 +207,11 @@ def _digest(
 
 @lru_cache(maxsize=4 * _TABLE_DIGITS)
 def _digit_words(offset: int, num_digits: int) -> tuple[Words, ...]:
-    """The numbers of `num_digits` digits, zero-padded, as message words.
+    """Return all numbers of `num_digits` digits, zero-padded, as message words.
 
     Returns:
-        One or two uint32[10 ** num_digits]: the words that hold the digits when the first of them is byte
-        `offset` of its word; the other bytes are zero. At most 800 kB, 3.3 MB for all of them.
+        One or two uint32[10 ** num_digits]: the words that contain the digits if the first digit is byte `offset`
+        of its word; the other bytes are zero. At most 800 kB, 3.3 MB for all of them.
     """
     numbers = np.arange(10**num_digits)
     num_words = (offset + num_digits + 3) // 4
@@ -222,12 +226,12 @@ def _digit_words(offset: int, num_digits: int) -> tuple[Words, ...]:
 
 
 def _message_blocks(message: bytes) -> list[list[int]]:
-    """The 16 words of each 64-byte block."""
+    """Split a message into the 16 words of each 64-byte block."""
     return np.frombuffer(message, "<u4").reshape(-1, 16).tolist()
 
 
 def _compress_numbers(state: State, words: Sequence[int]) -> State:
-    """One block of MD5 on Python ints."""
+    """Compress one block of MD5 on Python ints."""
     a, b, c, d = _first_steps(state, words, _STEPS)
     initial = [int(value) for value in state]
     return (
@@ -239,7 +243,7 @@ def _compress_numbers(state: State, words: Sequence[int]) -> State:
 
 
 def _first_steps(state: State, words: Sequence[int], num_steps: int) -> tuple[int, int, int, int]:
-    """The registers after the first steps of a block, on Python ints."""
+    """Return the registers after the first steps of a block, on Python ints."""
     a, b, c, d = (int(value) for value in state)
     for step in range(num_steps):
         if step < 16:
@@ -257,14 +261,14 @@ def _first_steps(state: State, words: Sequence[int], num_steps: int) -> tuple[in
 
 
 class _Workspace:
-    """Buffers for blocks of rows; consecutive message blocks use different ones."""
+    """Keep buffers for blocks of rows; consecutive message blocks use different ones."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self._sets: dict[int, list[Words]] = {}
 
     def buffers(self, message_block: int, num_rows: int) -> list[Words]:
-        """Six arrays of `num_rows`: four registers and two for intermediate values."""
+        """Return six arrays of `num_rows`: four registers and two for intermediate values."""
         key = message_block % 2
         if key not in self._sets:
             self._sets[key] = _aligned(6, self._num_rows)
@@ -272,7 +276,7 @@ class _Workspace:
 
 
 def _aligned(count: int, length: int) -> list[Words]:
-    """Uninitialised arrays that begin at multiples of 64 bytes."""
+    """Return uninitialised arrays that start at multiples of 64 bytes."""
     stride = (length + 15) // 16 * 16
     raw = np.empty(count * stride + 16, np.uint32)
     skip = -raw.ctypes.data % 64 // 4
@@ -286,22 +290,24 @@ def _compress_arrays(
     buffers: Sequence[Words],
     num_steps: int,
 ) -> State:
-    """One block of MD5 on arrays: registers in `buffers[:4]`, which the result shares.
+    """Compress one block of MD5 on arrays, with the registers in `buffers[:4]`, which the result shares.
 
     Args:
         state: four numbers, or four arrays.
         words: the 16 message words as numbers, each with zero bytes where `varying` has digits.
-        varying: word index -> values to add to that word, one a row.
+        varying: word index -> values to add to that word, one for each row.
         num_steps: 64, or 61 if only the first word of the result is wanted.
     """
     add, shift_left, shift_right = np.add, np.left_shift, np.right_shift
     bit_xor, bit_and, bit_or, bit_not = np.bitwise_xor, np.bitwise_and, np.bitwise_or, np.invert
 
+    # Until the first varying word is used, the steps are the same for all rows: run them on numbers.
     numbers = all(isinstance(value, int) for value in state)
     first_step = min(varying, default=0)
     registers = _first_steps(state, words, first_step) if numbers else state
-    # A register that is still one number broadcasts; each of the first four steps makes one an array.
+    # A register that is still one number broadcasts; each of the first four steps turns one into an array.
     a, b, c, d = (np.asarray(value, np.uint32) for value in registers)
+    # Words that are the same for all rows are folded into the constants, which saves an addition for each step.
     folded = _SINE_WORDS + np.array(words, np.uint32)[_WORD_INDEX]
     constants = [folded[step, ...] for step in range(_STEPS)]
     mixed, parity = buffers[4], buffers[5]
@@ -320,7 +326,7 @@ def _compress_arrays(
             bit_xor(mixed, c, mixed)
             add(mixed, a, total)
         elif step < 48:
-            # `parity` is c ^ d at the start of a step and, once the old d has left, at its end again.
+            # `parity` is c ^ d at the start of a step; after the xor with d it is b ^ c, the next step's c ^ d.
             if step == 32:
                 bit_xor(c, d, parity)
             bit_xor(parity, b, parity)
@@ -342,7 +348,7 @@ def _compress_arrays(
         a, b, c, d = d, total, b, c
 
     if num_steps == _HEAD_STEPS:
-        # Step 60 leaves the last first word in b; the three after it would have moved it to a.
+        # Step 60 leaves the final first word in b; the three steps after it would only move it to a.
         add(b, np.asarray(state[0], np.uint32), b)
         return b, b, b, b
     for value, initial in zip((a, b, c, d), state, strict=True):

@@ -1,1 +1,1 @@
-"""Records of probe rows: encoded, decoded, and kept in ArrayRecord files."""
+"""Encode and decode the records of probe rows, and store them in ArrayRecord files."""

@@ -1,4 +1,4 @@
-"""Reading a record back, and everything that must hold of it by itself."""
+"""Read a record back, and check everything that a single record must satisfy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _END = pa.py_buffer(b"\xff\xff\xff\xff\x00\x00\x00\x00")
 
 @dataclass(frozen=True)
 class ProbeRecord:
-    """A record as read.
+    """Hold a record as read.
 
     Attributes:
-        measurements: batch of `measurements_schema`; `blob_bytes`: the size of its stream.
+        measurements: batch of `measurements_schema`; `blob_bytes`: size of its stream.
         times: int64[n], microseconds.
     """
 
@@ -36,11 +36,11 @@ class ProbeRecord:
 
 
 def read_record(data: bytes) -> tuple[ProbeRecord | None, list[Broken]]:
-    """The record in `data`, and `(rule, detail)` for everything wrong; no record if it cannot be read."""
+    """Return the record in `data`, or `None` if it cannot be read, and `(rule, detail)` for every fault."""
     try:
         outer, padding = _one_batch(pa.py_buffer(data), record_schema())
         if outer.num_rows != 1:
-            return None, [("schema", f"a record is one row, not {outer.num_rows}")]
+            return None, [("schema", f"a record must have one row, not {outer.num_rows}")]
         if any(column.null_count for column in outer.columns):
             return None, [("nulls", "a column of the record is null")]
         blob = outer.column(1)[0].as_buffer()
@@ -67,21 +67,21 @@ def read_record(data: bytes) -> tuple[ProbeRecord | None, list[Broken]]:
     broken = [("padding", "bytes between the buffers are not zero")] if padding or inner_padding else []
     broken += _rows_broken(record)
     if row["n_measurements"].as_py() != inner.num_rows or not inner.num_rows:
-        detail = f"n_measurements is {row['n_measurements'].as_py()}, there are {inner.num_rows}"
+        detail = f"n_measurements is {row['n_measurements'].as_py()}, but there are {inner.num_rows}"
         return record, [*broken, ("count", detail)]
     span = (int(times[-1]) - int(times[0])) / 1e6
     if (first, last, row["time_span_seconds"].as_py()) != (int(times[0]), int(times[-1]), span):
         broken.append(
-            ("span", "first_timestamp, last_timestamp or time_span_seconds is not what it should be")
+            ("span", "first_timestamp, last_timestamp or time_span_seconds does not match the measurements")
         )
     return record, broken
 
 
 def _rows_broken(record: ProbeRecord) -> Iterator[Broken]:
     if record.src_id != src_id(record.src_addr):
-        yield "src_id", f"src_id {record.src_id} is not that of {record.src_addr!r}"
+        yield "src_id", f"src_id {record.src_id} does not match {record.src_addr!r}"
     if not 0 <= record.part < record.n_parts:
-        yield "parts", f"part {record.part} of {record.n_parts}"
+        yield "parts", f"part {record.part} of {record.n_parts} is not a valid part"
     times = record.times
     if (times[1:] < times[:-1]).any():
         yield "order", "measurements are not in time order"
@@ -99,7 +99,7 @@ def _rows_broken(record: ProbeRecord) -> Iterator[Broken]:
 
 
 def _one_batch(data: pa.Buffer, schema: pa.Schema) -> tuple[pa.RecordBatch, bool]:
-    """The only batch of an IPC stream, and whether any byte outside its buffers is not zero."""
+    """Return the only batch of an IPC stream, and whether any byte outside its buffers is not zero."""
     source = pa.BufferReader(data)
     messages = pa.ipc.MessageReader.open_stream(source)
     try:
@@ -115,14 +115,14 @@ def _one_batch(data: pa.Buffer, schema: pa.Schema) -> tuple[pa.RecordBatch, bool
     except StopIteration:
         pass
     else:
-        raise pa.ArrowInvalid("the stream holds more than one batch")
+        raise pa.ArrowInvalid("the stream contains more than one batch")
     if source.tell() != len(data) or data.slice(len(data) - 8) != _END:
         raise pa.ArrowInvalid("the stream does not end where its bytes do")
     return batch, _has_stray_bytes(batch, message.body)
 
 
 def _has_stray_bytes(batch: pa.RecordBatch, body: pa.Buffer) -> bool:
-    """Whether a byte of a message's body that belongs to no value is not zero."""
+    """Return whether any byte of a message's body that is not part of a value is not zero."""
     whole = np.frombuffer(body, np.uint8)
     used = []
     for column in batch.columns:

@@ -1,17 +1,18 @@
-"""The bytes of records, and their sizes before they are made.
+"""Encode records, and compute their sizes in advance.
 
 A record is `schema message + record batch message + end of stream`, twice: around the measurements of a probe, and
-around the one row that holds them. It equals, byte for byte, what `pyarrow.ipc.new_stream` writes from arrays of
-their own; the heads come from `frames`, the bodies are slices of the columns of many probes.
+around the one row that contains them. It equals, byte for byte, what `pyarrow.ipc.new_stream` writes from separate
+arrays; the heads come from `frames`, the bodies are slices of the columns of many probes.
 
-Records are made a megabyte together: what is computed, for all at once with numpy; what is copied, column by column,
-at 0.3 microseconds a slice. One after the other, each took 20 microseconds, as long as compressing a short one.
+Records are encoded a megabyte at a time: numpy computes values for all of them at once, and slices are copied column
+by column, at 0.3 microseconds each. Encoded one by one, each record took 20 microseconds, as long as compressing a
+short one.
 
-With a release of Arrow whose messages are laid out in a way not known here, records are not written, as they would
-have other bytes under the same keys; they are still read, by Arrow (`plain.py`).
+If a release of Arrow lays out its messages in an unknown way, records are not written, because they would have other
+bytes under the same keys; Arrow still reads them (`plain.py`).
 
-Bytes that pad a buffer to a multiple of 8 are zeros here. Arrow takes them from what follows a slice in memory: they
-would be bytes of the neighbouring probe, which may be of the other split.
+Bytes that pad a buffer to a multiple of 8 are zeros here. Arrow copies whatever follows a slice in memory: bytes of
+the neighbouring probe, which may be in the other split.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from tasks.probes.records.frames import Frame, padded
 from tasks.probes.rows.addresses import src_id
 from tasks.probes.rows.sorting import cut_ranges
 
-# Of a measurement: time, end of its address, version, round trip time; the address comes on top.
+# Bytes of a measurement without its address: time, end of the address, version, round trip time.
 _ROW_BYTES = 17
 _TOGETHER_BYTES = 1 << 20
 # End of stream.
 _END = 0xFFFFFFFF
 
-# 8-byte words of a record between its measurements and its address, and behind that.
+# 8-byte words of a record between its measurements and its address, and after its address.
 MIDDLE_WORDS, TAIL_WORDS = 5, 3
 _SCHEMAS = (record_schema, measurements_schema)
 
@@ -49,15 +50,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Measurements of several probes, in order of probe and time.
+    """Hold measurements of several probes, in order of probe and time.
 
     Attributes:
-        addresses: of the p probes.
-        versions: int8[p], of the probe and all its measurements.
-        starts: int64[p + 1], where each begins.
+        addresses: addresses of the p probes.
+        versions: int8[p], IP version of the probe and all its measurements.
+        starts: int64[p + 1], where the measurements of each probe start.
         times: int64[n], microseconds.
-        dst_codes: int32[n], places in `targets`, the destination addresses.
-        dst_offsets: int64[n + 1], where each measurement's would begin if all were laid end to end.
+        dst_codes: int32[n], indices into `targets`, the destination addresses.
+        dst_offsets: int64[n + 1], where each destination would start if all were laid end to end.
         rtts: float32[n].
     """
 
@@ -79,7 +80,7 @@ def block_of(
     targets: pa.LargeStringArray,
     rtts: NDArray[np.float32],
 ) -> Block:
-    """A block of these columns, contiguous and without nulls."""
+    """Build a block of these columns, contiguous and without nulls."""
     versions = np.array([6 if ":" in address else 4 for address in addresses], np.int8)
     offsets = np.zeros(len(times) + 1, np.int64)
     np.cumsum(pc.binary_length(targets).to_numpy()[dst_codes], out=offsets[1:])
@@ -88,11 +89,11 @@ def block_of(
 
 @dataclass(frozen=True)
 class Records:
-    """Some records.
+    """Hold some encoded records.
 
     Attributes:
-        sizes: int64[r], bytes of each record; `blob_sizes`: int64[r], of its `measurements`.
-        data: the bytes of all, one after the other.
+        sizes: int64[r], bytes of each record; `blob_sizes`: int64[r], bytes of its `measurements`.
+        data: the bytes of all records, one after the other.
     """
 
     sizes: Ints
@@ -102,11 +103,11 @@ class Records:
 
 @dataclass(frozen=True)
 class Frames:
-    """The heads of the two streams of a record.
+    """Hold the heads of the two streams of a record.
 
     Attributes:
-        record: of the outer stream.
-        measurements: of the one it holds.
+        record: head of the outer stream.
+        measurements: head of the inner stream.
     """
 
     record: Frame
@@ -119,10 +120,10 @@ class Frames:
 
 
 def frames() -> Frames:
-    """The heads, found on first use: importing this module, to read records, depends on no layout.
+    """Return the heads, found on first use, so that importing this module does not depend on Arrow's layout.
 
     Raises:
-        WorkError: `arrow_layout`: Arrow lays its messages out in a way not known here.
+        WorkError: `arrow_layout`: this release of Arrow lays out its messages in an unknown way.
     """
     found = _find_frames()
     if isinstance(found, WorkError):
@@ -139,16 +140,16 @@ def _find_frames() -> Frames | WorkError:
 
 
 def measurements_bytes(rows: Any, dst_bytes: Any) -> Any:
-    """Size of the `measurements` of `rows` rows whose destinations have `dst_bytes` bytes; ints or arrays."""
+    """Return the size of the `measurements` of `rows` rows with `dst_bytes` bytes of destinations; ints or arrays."""
     body = 8 * rows + padded(4 * (rows + 1)) + padded(dst_bytes) + padded(rows) + padded(4 * rows)
     return 8 * frames().measurements.num_words + body + 8
 
 
 def encode_records(block: Block, max_bytes: int) -> Iterator[Records]:
-    """The records of all probes of a block, in order, some at a time.
+    """Yield the records of all probes of a block, in order, about a megabyte at a time.
 
     Args:
-        max_bytes: of the `measurements` of one record; a probe with more has several.
+        max_bytes: most bytes of the `measurements` of one record; a probe with more has several records.
     """
     cuts = _cut(block, max_bytes)
     rows = np.diff(cuts.edges)
@@ -158,18 +159,19 @@ def encode_records(block: Block, max_bytes: int) -> Iterator[Records]:
 
 
 def cut_evenly(offsets: Ints, max_bytes: int) -> list[int]:
-    """Row edges of a probe's parts: as few as keep each within `max_bytes`, of about equal size.
+    """Cut a probe into as few parts as keep each within `max_bytes`, of about equal size.
 
     Args:
-        offsets: int64[n + 1], of the destination addresses of its rows.
+        offsets: int64[n + 1], offsets of the destination addresses of its rows.
 
     Returns:
-        `[0, …, n]`.
+        The row edges of the parts, `[0, …, n]`.
     """
     rows = len(offsets) - 1
     parts = -(-measurements_bytes(rows, int(offsets[-1] - offsets[0])) // max_bytes)
-    # What the rows before each edge take, padding aside.
+    # Bytes of the rows before each edge, without padding.
     sizes = _ROW_BYTES * np.arange(rows + 1) + (offsets - offsets[0])
+    # `sizes` leaves out heads and padding, so a part may exceed the limit: then try with one part more.
     while True:
         wanted = sizes[-1] * np.arange(1, parts) // parts
         inner = np.searchsorted(sizes, wanted, side="right") - 1
@@ -181,7 +183,7 @@ def cut_evenly(offsets: Ints, max_bytes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Where records begin and end.
+    """Define where records start and end.
 
     Attributes:
         edges: int64[r + 1], rows of the block.
@@ -212,16 +214,16 @@ def _cut(block: Block, max_bytes: int) -> _Cuts:
 
 
 class _Out:
-    """Bytes of records being filled in, all of them from one place to the next.
+    """Fill in the bytes of several records, one column after the other in all of them.
 
     Args:
-        sizes: int64[r], of the records.
+        sizes: int64[r], bytes of each record.
     """
 
     def __init__(self, sizes: Ints) -> None:
         self.bytes = np.zeros(int(sizes.sum()), np.uint8)
         self._view = self.bytes.data
-        # Where each record is filled in next.
+        # Where the next bytes of each record go.
         self.at = np.cumsum(sizes) - sizes
 
     def put(self, source: bytes | memoryview, begins: Ints, sizes: Ints) -> None:
@@ -239,15 +241,17 @@ class _Out:
 
 
 def _encode(block: Block, cuts: _Cuts, blob_sizes: Ints, low: int, high: int) -> Records:
-    """The records `low` to `high`."""
+    """Encode the records `low` to `high`."""
     edges, probes = cuts.edges[low : high + 1], cuts.probes[low:high]
     starts, rows = edges[:-1], np.diff(edges)
+    # Values that differ between records, for all of them at once: numpy's overhead is paid once a megabyte.
     addresses = [block.addresses[probe] for probe in probes.tolist()]
     texts = [address.encode() for address in addresses]
     text_bytes = np.array([len(text) for text in texts])
     dst_starts, dst_bytes = block.dst_offsets[starts], np.diff(block.dst_offsets[edges])
     ids = np.array([src_id(address) for address in addresses])
 
+    # All words outside the columns of measurements. Together they decide the records' sizes.
     heads = heads_of(ids, text_bytes, blob_sizes, rows, dst_bytes)
     first, last = block.times[starts], block.times[edges[1:] - 1]
     middles = np.stack([rows, ((last - first) / 1e6).view(np.int64), first, last, text_bytes << 32], axis=1)
@@ -255,6 +259,7 @@ def _encode(block: Block, cuts: _Cuts, blob_sizes: Ints, low: int, high: int) ->
     own_words = frames().head_words + MIDDLE_WORDS + TAIL_WORDS - frames().measurements.num_words
     sizes = 8 * own_words + padded(text_bytes) + blob_sizes
 
+    # Copy in the order of a record's bytes, one column of all records at a time, at 0.3 microseconds a slice.
     out = _Out(sizes)
     out.put_words(heads)
     out.put(_bytes(block.times), 8 * starts, 8 * rows)
@@ -272,26 +277,28 @@ def _encode(block: Block, cuts: _Cuts, blob_sizes: Ints, low: int, high: int) ->
 
 
 def _put_ends(out: _Out, block: Block, edges: Ints, dst_bytes: Ints) -> None:
-    """The ends of the destination addresses, one more than rows, counted from the first of each record."""
+    """Write the ends of the destination addresses, one more than rows, counted from the record's first address."""
     starts, rows = edges[:-1], np.diff(edges)
     ends = block.dst_offsets[edges[0] : edges[-1]] - np.repeat(block.dst_offsets[starts], rows)
     last = (out.at + 4 * rows) // 4
     out.put(_bytes(ends.astype("<i4")), 4 * (starts - starts[0]), 4 * rows)
     out.bytes.view("<i4")[last] = dst_bytes
-    # With an even number of rows, the last end lies behind the padding of the others.
+    # With an even number of rows, the last end starts a word of its own.
     out.at = out.at + 8 * (rows % 2 == 0)
 
 
 def heads_of(ids: Ints, text_bytes: Ints, blob_sizes: Ints, rows: Ints, dst_bytes: Ints) -> Ints:
-    """Everything before the times: head of the record, its first two columns, head of the measurements.
+    """Build everything before the times: head of the record, its first two columns, head of the measurements.
 
     Args:
-        ids: `src_id`s; then bytes of the source address and of the measurements, rows, bytes of their destinations.
+        ids: int64[r], `src_id`.
+        text_bytes, blob_sizes: int64[r], bytes of the source address and of the measurements.
+        rows, dst_bytes: int64[r], measurements, and bytes of their destinations.
 
     Returns:
         int64[r, head_words].
     """
-    # Each buffer of data follows a validity bitmap that is absent, or the ends of a text.
+    # Sizes of all buffers: each data buffer follows an absent validity bitmap (0), or the ends of a text.
     outer = (0, 8, 0, 8, blob_sizes, 0, 4, 0, 8, 0, 8, 0, 8, 0, 8, text_bytes, 0, 4, 0, 4)
     inner = (0, 8 * rows, 0, 4 * (rows + 1), dst_bytes, 0, rows, 0, 4 * rows)
     columns = np.stack([ids, blob_sizes << 32], axis=1)
@@ -306,7 +313,7 @@ def heads_of(ids: Ints, text_bytes: Ints, blob_sizes: Ints, rows: Ints, dst_byte
 
 
 def head_sizes(heads: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """What `heads_of` would have to be given for these heads, whether or not it then gives them."""
+    """Return the arguments that `heads_of` would need to build these heads, if they are well-formed."""
     record, measurements = frames().record, frames().measurements
     own = record.num_words
     inner = heads[:, own + 2 :]
@@ -321,7 +328,7 @@ def head_sizes(heads: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
 
 
 def _matrix(sizes: Sequence[Ints | int]) -> Ints:
-    """int64[r, columns] of columns that may be one number for all rows."""
+    """Stack columns, each of which may be one number for all rows, into int64[r, columns]."""
     return np.stack(np.broadcast_arrays(*sizes), axis=1)
 
 

@@ -1,9 +1,9 @@
-"""Arrow IPC record batch messages, filled in instead of made.
+"""Write Arrow IPC record batch messages by filling in a template.
 
-Making a batch of a few columns and serialising it takes Arrow 20 microseconds, mostly in Python objects; with 20,000
-probes, more than half of what a small set takes. Of batches of one schema without nulls, the metadata (a flatbuffer
-of 8-byte words) differ only in the number of rows, the extent of each buffer and the length of the body. Where those
-stand is found in a message that Arrow wrote, and proved on a second one; the rest is copied.
+Building a batch of a few columns and serialising it takes Arrow 20 microseconds, mostly in Python objects; with
+20,000 probes, that is more than half the time of a small set. For batches of one schema without nulls, the metadata
+(a flatbuffer of 8-byte words) differ only in the number of rows, the extent of each buffer and the body's length.
+The places of these numbers are found in a message that Arrow wrote, and verified on a second one; the rest is copied.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format
 """
@@ -24,12 +24,12 @@ _PREFIX = 8
 
 
 def padded(size: Any) -> Any:
-    """What a buffer of `size` bytes takes in a body, for one size or an array of them: Arrow pads to 8 bytes."""
+    """Return what a buffer of `size` bytes takes in a body, for one size or an array; Arrow pads to 8 bytes."""
     return (size + 7) & -8
 
 
 class Frame:
-    """The head of a stream of one batch: the schema's message and that of the batch up to its body.
+    """Build heads of streams of one batch: the schema's message, and the batch's message up to its body.
 
     Args:
         first, second: two batches of the schema without nulls, with different numbers of rows above 8 and strings of
@@ -39,7 +39,7 @@ class Frame:
         num_words: 8-byte words of a head.
 
     Raises:
-        WorkError: `arrow_layout`: Arrow lays its messages out in a way not known here.
+        WorkError: `arrow_layout`: this release of Arrow lays out its messages in an unknown way.
     """
 
     def __init__(self, first: pa.RecordBatch, second: pa.RecordBatch) -> None:
@@ -71,11 +71,11 @@ class Frame:
             )
 
     def heads(self, rows: NDArray[np.int64] | int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Everything before the bodies of n streams.
+        """Build everything before the bodies of n streams.
 
         Args:
             rows: int64[n], or one number for all.
-            sizes: int64[n, buffers], of all buffers in order, absent validity bitmaps (0) included.
+            sizes: int64[n, buffers], sizes of all buffers in order, with 0 for absent validity bitmaps.
 
         Returns:
             int64[n, num_words], little-endian.
@@ -90,11 +90,11 @@ class Frame:
         return heads
 
     def rows(self, heads: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: the rows that heads tell."""
+        """Return the number of rows in each head: int64[n]."""
         return heads[:, self._rows_at[0]]
 
     def buffer_sizes(self, heads: NDArray[np.int64], buffer: int) -> NDArray[np.int64]:
-        """int64[n]: the size that heads tell of a buffer."""
+        """Return the size of one buffer in each head: int64[n]."""
         return heads[:, self._buffers_at + 2 * buffer + 1]
 
     def _proves(self, batch: pa.RecordBatch) -> bool:
@@ -104,10 +104,10 @@ class Frame:
 
 
 def _words(data: bytes) -> list[int]:
-    """Bytes as 8-byte words.
+    """Unpack bytes as 8-byte words.
 
     Raises:
-        struct.error: there is a rest.
+        struct.error: their number is not a multiple of 8.
     """
     return [*struct.unpack(f"<{len(data) // 8}q", data)]
 
@@ -117,7 +117,7 @@ def _sizes(batch: pa.RecordBatch) -> list[int]:
 
 
 def _extents(sizes: Sequence[int]) -> list[int]:
-    """Offset and size of each buffer, in one list."""
+    """List the offset and size of each buffer."""
     extents, offset = [], 0
     for size in sizes:
         extents += [offset, size]
@@ -126,10 +126,10 @@ def _extents(sizes: Sequence[int]) -> list[int]:
 
 
 def _find(words: Sequence[int], wanted: Sequence[int]) -> int:
-    """Where `wanted` stands in `words`.
+    """Return the index of `wanted` in `words`.
 
     Raises:
-        ValueError: not in exactly one place.
+        ValueError: it does not occur exactly once.
     """
     places = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
     if len(places) != 1:

@@ -1,10 +1,10 @@
-"""Short records read without Arrow: their columns lie where their sizes say.
+"""Read short records without Arrow: the sizes in a head tell where the columns are.
 
-Records made by `encode.py` differ in their heads only by sizes. Where a head is the one that these sizes
-give, to the byte, the columns are slices of known places, and the measurements of many records are read with a few
-indexed look-ups. Opening the two Arrow streams of a record and joining the batches took 15 microseconds each, a
-quarter of what a record of 26 measurements cost the loader. Whatever is not exactly like this is left to Arrow,
-and so is everything under a release of Arrow whose layout is not known.
+The heads of records that `encode.py` writes differ only in sizes. If a head equals, to the byte, the one that its
+sizes produce, the columns are slices at known places, and a few indexed look-ups read the measurements of many
+records. Opening the two Arrow streams of a record and joining the batches took 15 microseconds each, a quarter of
+what a record of 26 measurements cost the loader. Arrow reads all other records, and all records if the layout of its
+release is unknown.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlainRows(Sequence[dict[str, Any]]):
-    """Records as a sequence of rows with `src_addr` and `measurements`, and their columns all at once.
+    """Hold records as a sequence of rows with `src_addr` and `measurements`, and access many rows at once.
 
     Attributes:
-        sizes: int64[r], measurements of each.
-        addresses: of their probes.
+        sizes: int64[r], measurements of each record.
+        addresses: addresses of their probes.
         data: uint8, all records one after the other.
-        times_at: int64[r], places in `data` as int64; `ends_at`: as int32; `dst_at`: as bytes; `rtts_at`: as float32.
+        times_at: int64[r], indices into `data` as int64; `ends_at`: as int32; `dst_at`: bytes; `rtts_at`: float32.
     """
 
     sizes: Ints
@@ -72,7 +72,7 @@ class PlainRows(Sequence[dict[str, Any]]):
         return (self[index] for index in range(len(self)))
 
     def take(self, rows: Ints, positions: Ints) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
-        """Times in microseconds, destinations and round trips of some measurements.
+        """Read times in microseconds, destinations and round trips of some measurements.
 
         Args:
             rows, positions: int64[n], the row of each and its place in it.
@@ -89,10 +89,10 @@ class PlainRows(Sequence[dict[str, Any]]):
 
 
 def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
-    """The rows of records, if all of them are short and laid out as they are made here."""
+    """Return the rows of records, or `None` unless all of them are short and laid out as we write them."""
     try:
         head_words = frames().head_words
-    except WorkError:  # not known, so nothing can be told from it
+    except WorkError:  # the layout is unknown
         return None
     lengths = np.array([len(record) for record in records])
     words_of_each = head_words + MIDDLE_WORDS + TAIL_WORDS
@@ -103,6 +103,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
         or (lengths % 8).any()
     ):
         return None
+    # Read the sizes from the heads. They may be anything, so bound them before they are used as places.
     data = np.frombuffer(b"".join(records), np.uint8)
     words = data.view("<i8")
     begins = np.cumsum(lengths) - lengths
@@ -111,6 +112,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
     for sizes in (text_bytes, blob_bytes, rows, dst_bytes):
         if (sizes < 0).any() or (sizes > lengths).any():
             return None
+    # The sizes tell where every column is; the record must end just where the last of them does.
     dst_at = begins + 8 * head_words + 8 * rows + padded(4 * (rows + 1))
     rtts_at = dst_at + padded(dst_bytes) + padded(rows)
     middles = rtts_at + padded(4 * rows) + 8
@@ -140,7 +142,7 @@ def plain_rows(records: Sequence[bytes]) -> PlainRows | None:
 
 
 def _ends_are_good(ends: NDArray[np.int32], at: Ints, rows: Ints, dst_bytes: Ints) -> bool:
-    """Whether the ends of the destinations start at 0, never fall, and stop at the end of their bytes."""
+    """Return whether the ends of the destinations start at 0, never fall, and stop at the end of their bytes."""
     places = ranges(at, rows)
     return bool(
         (ends[at] == 0).all()

@@ -1,8 +1,8 @@
-"""Arrow IPC streams of one batch each, many at once.
+"""Read many Arrow IPC streams of one batch each at once.
 
-A stream is a schema message, a batch message and an end mark. Opening one costs 15-35 us, most of it for the schema;
-the batch messages of streams that begin with the same schema message, put behind one another, are a stream again,
-and cost 2-3 us each.
+A stream is a schema message, a batch message and an end mark. Opening one costs 15-35 us, most of it for the schema.
+If streams start with the same schema message, their batch messages can be joined into one stream, and cost 2-3 us
+each.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import pyarrow as pa
 from schemas.errors import InputError
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-# From here on a copy costs more than a schema.
+# From this size on, a copy costs more than a schema.
 _LONG_BYTES = 2**16
 
 
 def read_batches(
     streams: Sequence[bytes], schema: pa.Schema, where: Callable[[int], str]
 ) -> list[pa.RecordBatch]:
-    """The batch of each stream.
+    """Read the batch of each stream.
 
     Args:
-        schema: what every stream must have; metadata does not matter.
-        where: names a stream by its place, for errors.
+        schema: the schema that every stream must have; metadata does not matter.
+        where: returns a stream's name for errors, by its index.
 
     Raises:
         InputError: `bad_record`: a stream is damaged, has not exactly one batch, or has other columns.
@@ -40,7 +40,7 @@ def read_batches(
 
 
 def _read_joined(streams: Sequence[bytes], head: bytes) -> list[pa.RecordBatch]:
-    """All batches; none if a stream is bad: which one is told by reading them one by one."""
+    """Read all batches; return `[]` if a stream is bad, as reading them one by one will show which."""
     body = slice(len(head), -len(_END))
     try:
         batches = list(pa.ipc.open_stream(b"".join([head, *[stream[body] for stream in streams], _END])))

@@ -1,8 +1,8 @@
-"""Writing ArrayRecord files that appear whole or not at all.
+"""Write ArrayRecord files that appear whole or not at all.
 
-`group_size:1`: a reader at random decodes one record, not a group of them. An ArrayRecord file that was not closed
+With `group_size:1` a random read decodes one record, not a group of them. An ArrayRecord file that was not closed
 reads as one of 0 records, without an error; so it is written under a temporary name, closed, opened again, counted,
-and only then renamed. Compressing is left to `process.py`.
+and only then renamed. `process.py` does the compressing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tasks.storage.atomic import AtomicFile, storage_errors
 
 _MODULE = "array_record.python.array_record_module"
 _PROGRAM = Path(__file__).with_name("process.py")
-# So much may wait between the two processes.
+# Bytes that may wait between the two processes.
 _PIPE_BYTES = 1 << 20
 
 
 def array_record_module() -> Any:
-    """The package's module of readers and writers.
+    """Import the module of ArrayRecord readers and writers.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: array_record is not installed.
     """
     try:
         return importlib.import_module(_MODULE)
@@ -42,7 +42,7 @@ def array_record_module() -> Any:
 
 
 def writer_options(compression: RecordCompression, level: int) -> str:
-    """Options of an ArrayRecord writer.
+    """Return the options of an ArrayRecord writer.
 
     >>> writer_options(RecordCompression.ZSTD, 1), writer_options(RecordCompression.NONE, 1)
     ('group_size:1,zstd:1', 'group_size:1,uncompressed')
@@ -56,16 +56,16 @@ def writer_options(compression: RecordCompression, level: int) -> str:
 
 
 class ShardWriter(AtomicFile):
-    """An ArrayRecord file being written, by `process.py` in a process of its own.
+    """Write an ArrayRecord file, through `process.py` in a process of its own.
 
     Args:
-        path: its final name.
+        path: final name of the file.
         options: see `writer_options`.
 
     Raises:
         MissingExtraError: array_record is not installed.
         StorageError: creating, writing, syncing or renaming failed.
-        IntegrityError: `totals`: after closing, the file does not hold what was written.
+        IntegrityError: `totals`: after closing, the file does not contain all records that were written.
     """
 
     def __init__(self, path: Path, options: str) -> None:
@@ -74,13 +74,13 @@ class ShardWriter(AtomicFile):
         self.records = 0
         try:
             with storage_errors(path, "start the writer of"):
-                # -P: what lies beside the program must not stand in for a module of the standard library.
+                # -P: modules beside the program must not shadow the standard library.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", _PROGRAM, self._temporary, options],
                     stdin=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     bufsize=0,
-                    # Otherwise glibc keeps the room of the largest record.
+                    # Otherwise glibc keeps the memory of the largest record.
                     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
                 )
         except BaseException:
@@ -94,8 +94,11 @@ class ShardWriter(AtomicFile):
         """Append records.
 
         Args:
-            sizes: int64[n], of each.
-            data: the bytes of all, one after the other.
+            sizes: int64[n], bytes of each record.
+            data: the bytes of all records, one after the other.
+
+        Raises:
+            StorageError: the records cannot be written.
         """
         if len(sizes):
             self._send(np.concatenate([[len(sizes)], sizes]).astype("<i8").tobytes())
@@ -103,7 +106,12 @@ class ShardWriter(AtomicFile):
             self.records += len(sizes)
 
     def commit(self) -> None:
-        """Close the file, count its records, hash it, and make it visible under its final name."""
+        """Close the file, count its records, hash it, and make it visible under its final name.
+
+        Raises:
+            StorageError: the file cannot be closed or renamed.
+            IntegrityError: `totals`: the file does not contain all records that were written.
+        """
         try:
             self._send(bytes(8))
             if self._finish():
@@ -111,7 +119,7 @@ class ShardWriter(AtomicFile):
             found = count_records(self._temporary)
             if found != self.records:
                 raise IntegrityError(
-                    f"{self.records} records were written and {found} are in the file; check space on the disk",
+                    f"{self.records} records were written but the file contains {found}; check the free disk space",
                     code="totals",
                     where=str(self.path),
                 )
@@ -134,17 +142,19 @@ class ShardWriter(AtomicFile):
             raise self._failed() from None
 
     def _finish(self) -> int:
-        """Let the process end; its exit code."""
+        """Wait for the process to end; return its exit code."""
         self._said = self._process.communicate()[1].decode(errors="replace").strip()
         return self._process.returncode
 
     def _failed(self) -> StorageError:
         said = self._said.rpartition("\n")[2] or f"the writer ended with {self._process.returncode}"
         return StorageError(
-            f"cannot write: {said}; check space and permissions of the output folder", where=str(self.path)
+            f"cannot write: {said}; check free space and permissions of the output folder",
+            where=str(self.path),
         )
 
     def discard(self) -> None:
+        """End the process and remove the temporary file."""
         self._process.kill()
         with contextlib.suppress(OSError, ValueError):
             self._finish()
@@ -153,10 +163,10 @@ class ShardWriter(AtomicFile):
 
 @contextlib.contextmanager
 def open_records(path: Path, options: str = "readahead_buffer_size:0,max_parallelism:0") -> Any:
-    """A reader of the file, by default for random access.
+    """Open a reader of a file, by default for random access.
 
     Raises:
-        MissingExtraError: the package is not installed.
+        MissingExtraError: array_record is not installed.
         IntegrityError: `bad_arrayrecord`: the file cannot be opened.
     """
     module = array_record_module()
@@ -168,7 +178,7 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
         opened = False
     if not opened:
         raise IntegrityError(
-            "not a readable ArrayRecord file; it is missing, torn or something else",
+            "not a readable ArrayRecord file; it is missing, cut short or of another format",
             code="bad_arrayrecord",
             where=str(path),
         )
@@ -179,7 +189,7 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
 
 
 def count_records(path: Path) -> int:
-    """The number of records in a file.
+    """Count the records in a file.
 
     Raises:
         IntegrityError: `bad_arrayrecord`: the file cannot be opened.

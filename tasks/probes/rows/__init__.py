@@ -1,1 +1,1 @@
-"""Measurements as rows: read, screened, sorted, and spilled in the order of their probes."""
+"""Read, screen and sort measurements as rows, and derive what their addresses decide."""

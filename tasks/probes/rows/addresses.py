@@ -1,6 +1,6 @@
-"""What follows from an address: its family, its place in hash order, its id.
+"""Derive from an address its family, its place in hash order and its id.
 
-Every distinct address of a run of rows is looked at once; rows only carry codes.
+Each distinct address of a run of rows is examined once; rows only carry codes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _REMEMBERED = 1 << 18
-# Dictionaries: of two columns of some row groups read at once.
+# Dictionaries to remember: those of two columns, for some row groups read at once.
 _RECENT = 8
 
 
 def family(address: bytes) -> int:
-    """4 or 6, or 0 for what is no address; strict: no zone, no leading zeros, no spaces.
+    """Return 4 or 6, or 0 if the text is not an address; strict: no zone, no leading zeros, no spaces.
 
     >>> family(b"192.0.2.1"), family(b"2001:db8::1"), family(b"192.0.2.01"), family(b"fe80::1%eth0")
     (4, 6, 0, 0)
@@ -37,7 +37,7 @@ def family(address: bytes) -> int:
 
 
 def probe_hash(address: bytes, seed: int) -> int:
-    """A probe's place in hash order, 0 to 2**64 - 1: BLAKE2b keyed with the seed.
+    """Return a probe's place in hash order, 0 to 2**64 - 1: BLAKE2b keyed with the seed.
 
     >>> probe_hash(b"192.0.2.1", 42) == probe_hash(b"192.0.2.1", 43)
     False
@@ -47,7 +47,7 @@ def probe_hash(address: bytes, seed: int) -> int:
 
 
 def train_end(train_ratio: float) -> int:
-    """Probes whose hash is below this are train, 0 to 2**64.
+    """Return the hash, 0 to 2**64, below which probes are train.
 
     >>> train_end(0.5) == 2**63, train_end(1.0) == 2**64
     (True, True)
@@ -56,7 +56,7 @@ def train_end(train_ratio: float) -> int:
 
 
 def src_id(address: str) -> int:
-    """The first 15 hex digits of MD5 of the address: 60 bits.
+    """Return the first 15 hex digits of the address's MD5 as an integer of 60 bits.
 
     >>> src_id("192.0.2.1")
     941121303211370278
@@ -65,7 +65,7 @@ def src_id(address: str) -> int:
 
 
 def families(addresses: pa.StringArray) -> NDArray[np.int8]:
-    """int8[n + 1]: the family of every address; the last entry, 0, is that of a null.
+    """Return the family of every address, int8[n + 1]; the last entry, 0, stands for a null.
 
     >>> families(pa.array(["192.0.2.1", "::1", "nowhere"])).tolist()
     [4, 6, 0, 0]
@@ -74,24 +74,24 @@ def families(addresses: pa.StringArray) -> NDArray[np.int8]:
 
 
 def probe_hashes(addresses: pa.StringArray, seed: int) -> NDArray[np.uint64]:
-    """uint64[n]: the hash of every address."""
+    """Return the hash of every address, uint64[n]."""
     return _hash_of(seed)(addresses)
 
 
 class _Remembered:
-    """A function of an address, which looks at each distinct one once: the same come in every run of rows.
+    """Compute a function of addresses, and remember its results: every run of rows has the same addresses.
 
-    A look-up by Arrow takes 0.1 microseconds, the functions take 1. The runs of a row group have one dictionary.
+    A look-up by Arrow takes 0.1 microseconds, the functions take 1. All runs of a row group share one dictionary.
     """
 
     def __init__(self, function: Callable[[bytes], int], kind: type[np.generic]) -> None:
         self._function, self._kind = function, kind
-        # Replaced as one, so that threads see both or neither.
+        # Replaced together, so that threads see both or neither.
         self._known = pa.array([], pa.binary()), np.array([], kind)
         self._recent: tuple[tuple[pa.BinaryArray, NDArray[Any]], ...] = ()
 
     def __call__(self, addresses: pa.StringArray) -> NDArray[Any]:
-        """The function of every address, distinct ones."""
+        """Return the function's value for every address; the addresses are distinct."""
         # Arrow does not check that a string is UTF-8.
         given = addresses.cast(pa.binary())
         for addresses, found in self._recent:

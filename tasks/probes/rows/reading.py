@@ -1,10 +1,10 @@
-"""Reading measurements: row groups of many files as runs of at most a quarter of a million rows of one Arrow type.
+"""Read measurements: row groups of many files, as runs of at most a quarter of a million rows of one Arrow type.
 
-Types are made equal here (`CANONICAL`); whether a row can be used is decided afterwards, in `screening`.
+Types are unified here (`CANONICAL`); whether a row is usable is decided afterwards, in `screening`.
 
 - `event_time`: whole microseconds since 1970, UTC, rounded down; a time without a zone is UTC. Times out of range in
   a coarse unit are clipped to just out of range.
-- addresses: dictionaries, so that each distinct address is looked at once a run.
+- addresses: dictionaries, so that each distinct address is examined once for each run.
 - `ip_version`: 4, 6, null, or 0 for any other number. `rtt`: float32 milliseconds.
 """
 
@@ -37,13 +37,13 @@ CANONICAL = pa.schema(
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Consecutive row groups of one file.
+    """Locate consecutive row groups of one file.
 
     Attributes:
-        path: where the file lies; `name`: what rejects and hashes call it.
+        path: the file; `name`: its name in rejects and hashes.
         digest: SHA-256 of the whole file.
         first_group, end_group: row groups to read.
-        first_row: the row of the file at which they start; `rows`: how many they hold.
+        first_row: the row of the file at which they start; `rows`: how many rows they contain.
         seen: what the file looked like when it was hashed.
     """
 
@@ -59,7 +59,7 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows of a run that come from one file: the file's name, and the row of it the first of them is."""
+    """Locate the rows of a run that come from one file: its name, and the number of their first row in it."""
 
     name: str
     first_row: int
@@ -68,13 +68,17 @@ class RowRange:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive input rows, in input order, as one batch of `CANONICAL`."""
+    """Hold consecutive input rows, in input order, as one batch of `CANONICAL`."""
 
     rows: pa.RecordBatch
     spans: tuple[RowRange, ...]
 
     def origin(self, row: int) -> tuple[str, int]:
-        """The file and the row of it that row `row` of the run is."""
+        """Return the file that row `row` of the run comes from, and its number there.
+
+        Raises:
+            IndexError: the run has no such row.
+        """
         for span in self.spans:
             if row < span.rows:
                 return span.name, span.first_row + row
@@ -83,7 +87,7 @@ class RowBatch:
 
 
 def read_row_batches(pieces: Sequence[RowGroups], spill_rows: int = SPILL_ROWS) -> Iterator[RowBatch]:
-    """The rows of `pieces` in order, in runs of at most about `run_rows`.
+    """Yield the rows of `pieces` in order, in runs of at most about `spill_rows`.
 
     Raises:
         InputError: `unreadable` or `bad_parquet`: a file cannot be read to its end.
@@ -119,14 +123,14 @@ def _batches(piece: RowGroups, batch_rows: int) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns, use_threads=False):
             seen += batch.num_rows
-            # In one order, whatever the file's.
+            # In a fixed order, not that of the file.
             yield batch.select(columns)
         if seen != piece.rows:
             raise pa.ArrowInvalid(f"{piece.rows - seen} rows of the footer are not in the pages")
 
 
 def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of the five columns, in any types `inventory.column_fault` allows, as `CANONICAL`."""
+    """Convert a batch of the five columns, of any types that `inventory.column_fault` allows, to `CANONICAL`."""
     time, src, dst, version, rtt = batch.columns
     columns = [_times(time), _addresses(src), _addresses(dst), _versions(version), _milliseconds(rtt)]
     return pa.record_batch(columns, schema=CANONICAL)
@@ -139,7 +143,7 @@ def _times(times: pa.Array) -> pa.Array:
     if unit == "us":
         return values
     if unit == "ns":
-        # Arrow divides towards zero; a nanosecond before 1970 must stay before it.
+        # Arrow divides towards zero, but a nanosecond before 1970 must stay before 1970.
         micros = np.floor_divide(values.fill_null(0).to_numpy(zero_copy_only=False), 1000)
         return pa.array(micros, mask=values.is_null().to_numpy(zero_copy_only=False))
     end = END_TIME_S * _PER_SECOND[unit]
@@ -169,5 +173,5 @@ def _versions(column: pa.Array) -> pa.Array:
 def _milliseconds(column: pa.Array) -> pa.Array:
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    # An integer too precise, or a double too large, for float32 is rounded, or infinite and then rejected.
+    # An integer too precise for float32 is rounded; a double too large becomes infinite and is then rejected.
     return column if column.type == pa.float32() else column.cast(pa.float32(), safe=False)

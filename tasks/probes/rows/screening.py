@@ -1,4 +1,4 @@
-"""Which rows can be used, and the reason for every one that cannot.
+"""Find the usable rows, and the reason for every row that is not usable.
 
 ==================  ============================================================================
 reason              the row
@@ -7,7 +7,7 @@ null_time           has no `event_time`
 time_before_1970    is older than the epoch
 time_after_2106     is 2**32 seconds or more after it
 null_src_addr       has no source; `null_dst_addr` likewise
-bad_src_addr        has a source that is no IPv4 or IPv6 address; `bad_dst_addr` likewise
+bad_src_addr        has a source that is not an IPv4 or IPv6 address; `bad_dst_addr` likewise
 null_rtt            has no round trip time; a failed measurement has a negative one
 nan_rtt             has a round trip time that is not a number
 huge_rtt            took 2**32 microseconds or more
@@ -36,14 +36,14 @@ _LISTED_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a run as arrays of n rows; nulls are `valid`'s business.
+    """Hold the columns of a run as arrays of n rows.
 
     Attributes:
-        times: int64, microseconds since 1970.
-        src_codes, dst_codes: int32, into the run's dictionaries; the dictionary's length for a null.
+        times: int64, microseconds since 1970; -1 for a null.
+        src_codes, dst_codes: int32, indices into the run's dictionaries; the dictionary's length for a null.
         versions: int8, nulls filled in.
         rtts: float32, NaN for a null.
-        usable: bool.
+        usable: bool; a row with a null is not usable, unless only its version is null.
         filled: how many null versions of usable rows were filled in.
     """
 
@@ -57,10 +57,10 @@ class Columns:
 
 
 def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: NDArray[np.int8]) -> Columns:
-    """Look at every row of a run.
+    """Decide for every row of a run whether it is usable.
 
     Args:
-        rows: of the schema `reading.CANONICAL`.
+        rows: batch of `reading.CANONICAL`.
         src_families, dst_families: int8[entries + 1], see `addresses.families`.
     """
     time, src, dst, version, rtt = rows.columns
@@ -76,7 +76,7 @@ def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: N
         versions = np.where(unknown, family, versions)
     usable &= versions == family
     usable &= (times >= 0) & (times < _END_TIME_US)
-    # False for NaN. Whatever is negative says no more than that the measurement failed.
+    # False for NaN. A negative value only says that the measurement failed.
     usable &= rtts < np.float32(END_RTT_MS)
     if version.null_count:
         filled = int((unknown & usable).sum())
@@ -86,7 +86,7 @@ def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: N
 def unusable(
     rows: pa.RecordBatch, columns: Columns, src_families: NDArray[np.int8], dst_families: NDArray[np.int8]
 ) -> Iterator[tuple[int, str, str]]:
-    """`(row, reason, detail)` of every row that is not usable, in order."""
+    """Yield `(row, reason, detail)` for every row that is not usable, in order."""
     bad = np.flatnonzero(~columns.usable)
     for first in range(0, len(bad), _LISTED_ROWS):
         some = bad[first : first + _LISTED_ROWS]
@@ -110,10 +110,10 @@ def why_not(
     rtt: float | None,
     families: tuple[int, int],
 ) -> tuple[str, str]:
-    """Reason and detail for one row that is not usable.
+    """Return reason and detail for one row that is not usable.
 
     Args:
-        families: of its source and destination, 0 for what is no address.
+        families: of its source and destination; 0 if the text is not an address.
 
     >>> why_not(0, b"192.0.2.1", b"nowhere", 4, 1.0, (4, 0))
     ('bad_dst_addr', "dst_addr is no IPv4 or IPv6 address: b'nowhere'")
@@ -140,7 +140,7 @@ def why_not(
 
 
 def _texts(column: pa.DictionaryArray) -> list[bytes | None]:
-    # Not as strings: they need not be UTF-8.
+    # Not as strings, because the bytes may not be UTF-8.
     texts: list[bytes | None] = column.dictionary_decode().cast(pa.binary()).to_pylist()
     return texts
 

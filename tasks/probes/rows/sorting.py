@@ -1,4 +1,4 @@
-"""Bringing grouped rows into time order, and cutting what is sorted into ranges."""
+"""Sort grouped rows by time, and cut sorted items into ranges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 
 def time_order(groups: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """The order that puts every group's rows into time order, ties as given; `None` if they are.
+    """Return the order that sorts every group's rows by time, ties as given; `None` if they are sorted already.
+
+    Only the groups that need it are sorted, because measurements mostly arrive in time order.
 
     Args:
-        groups: int[n], sorted: rows of a group are together.
+        groups: int[n], sorted, so that the rows of a group are together.
         times: int64[n].
-
-    Only the groups that need it are sorted: measurements mostly come in time order.
 
     >>> time_order(np.array([0, 0, 1, 1]), np.array([5, 6, 9, 8])).tolist()
     [0, 1, 3, 2]
@@ -33,7 +33,7 @@ def time_order(groups: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int
 
 
 def cut_ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive items that take at most `most` together, or of one item.
+    """Yield ranges of consecutive items that take at most `most` together, or of one larger item.
 
     >>> list(cut_ranges(np.array([3, 3, 9, 1, 1]), 6))
     [(0, 2), (2, 3), (3, 5)]

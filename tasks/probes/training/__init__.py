@@ -1,1 +1,1 @@
-"""From probe rows to a trainer: source, sampler, tokens, crops, loader."""
+"""Turn probe rows into training data: source, sampler, tokens, crops, loader."""

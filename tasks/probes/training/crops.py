@@ -1,9 +1,9 @@
-"""Contexts laid into crops of one size, as MaxText reads them.
+"""Lay contexts into crops of one size, as MaxText reads them.
 
 A crop is six int32 arrays: `inputs`, `inputs_segmentation` (1, 2, … for the contexts of the crop, 0 for padding),
 `inputs_position` (from 0 in each context), and the same under `targets`, whose tokens are those of `inputs`: the
-trainer shifts. Id 0 is a token like any other; only segmentation tells padding. A context longer than a crop
-is cut at the crop's end.
+trainer shifts. Id 0 is a token like any other; only segmentation marks padding. A context longer than a crop is cut
+at the crop's end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contexts:
-    """Tokenized contexts, one after the other.
+    """Hold tokenized contexts, one after the other.
 
     Attributes:
         tokens: int32[total].
         offsets: int64[contexts + 1].
-        modes: int8[contexts], places in `tasks.probes.training.sampler.MODES`.
+        modes: int8[contexts], indices into `tasks.probes.training.sampler.MODES`.
     """
 
     tokens: NDArray[np.int32]
@@ -37,7 +37,7 @@ class Contexts:
 
     @classmethod
     def concat(cls, parts: Sequence[Contexts]) -> Contexts:
-        """The contexts of all parts in their order."""
+        """Join the contexts of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         sizes = [np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)]
@@ -49,7 +49,7 @@ class Contexts:
 
 
 def pack_contexts(sizes: Ints, crop_size: int, rng: np.random.Generator) -> Packing:
-    """Best fit by length; crops, and the contexts inside one, are in random order.
+    """Pack contexts into crops, best fit by length; crops, and the contexts inside one, are in random order.
 
     Args:
         sizes: tokens of each context, at most `crop_size`.
@@ -61,11 +61,11 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
     """Fill crops.
 
     Args:
-        bins: the contexts of each crop; or the one context of each crop, and then positions run on through the
+        bins: the contexts of each crop; or the one context of each crop, and then positions continue through the
             padding.
 
     Returns:
-        int32[num_crops, crop_size] by name; `targets` are the arrays of `inputs`.
+        int32[num_crops, crop_size] by name; `targets` share the arrays of `inputs`.
 
     >>> contexts = Contexts(np.array([0, 8, 0], np.int32), np.array([0, 2, 3]), np.zeros(2, np.int8))
     >>> crops = lay_out(contexts, Packing(np.array([0, 2]), np.array([1, 0])), 5)
@@ -73,6 +73,7 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
     [[0, 0, 8, 0, 0], [1, 2, 2, 0, 0], [0, 0, 1, 0, 0]]
     """
     packing = Packing(np.arange(len(bins) + 1), bins) if isinstance(bins, np.ndarray) else bins
+    # Compute the place of every context in the crops laid end to end, for all contexts at once.
     items, num_crops = packing.bin_items, packing.num_bins
     sizes = np.minimum(np.diff(contexts.offsets), crop_size)[items]
     crop = owners(np.diff(packing.bin_offsets))
@@ -83,7 +84,7 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
 
     inputs, segmentation, positions = (np.zeros(num_crops * crop_size, np.int32) for _ in range(3))
     count = np.arange(crop_size, dtype=np.int32)
-    # Slices of a few hundred tokens: an index for each token takes 3 times as long.
+    # Copy slices of a few hundred tokens: an index for each token takes 3 times as long.
     for source, begin, size, segment in zip(
         contexts.offsets[items].tolist(), begins.tolist(), sizes.tolist(), segments.tolist(), strict=True
     ):

@@ -1,12 +1,12 @@
-"""Probe rows for training: a Grain data set of crops made from records.
+"""Load probe rows for training: a Grain data set of crops, made from records.
 
-What Grain counts, spreads over processes and checkpoints are groups of 256 records. One map shuffles, reads, samples
-and packs a group, and a flat map over the iterator hands on its crops one by one. So each record is read once an
-epoch (a flat map over a `MapDataset` reads it again for each crop it gives), the state of an iterator is the
-number of a group and a place in it, and to resume costs one group.
+Grain counts groups of 256 records, spreads them over processes and checkpoints them. One map shuffles, reads, samples
+and packs a group, and a flat map over the iterator passes on its crops one by one. So each record is read once per
+epoch (a flat map over a `MapDataset` would read it again for each of its crops), the state of an iterator is the
+number of a group and a place in it, and resuming costs one group.
 
-Short rows cost their overhead: Grain's own shuffle, repeat, slice and batch took 37 us a record, a permutation of
-their numbers next to nothing.
+With short rows, overhead dominates: Grain's own shuffle, repeat, slice and batch took 37 us per record, a permutation
+of record numbers takes next to nothing.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = ["GROUP_ROWS", "GroupReader", "Order", "ProbeRowDataSource", "build_pr
 
 GROUP_ROWS = 256
 
-# What is held before it is thinned to the drawn measurements (a group may have 256 records of 8 MB), and the rows
+# Bytes held before records are thinned to the drawn measurements (a group may have 256 records of 8 MB), and rows
 # read before their size is known.
 _FIRST_ROWS = 16
 _HELD_BYTES = 1 << 25
-# Groups made ahead of the trainer, on a thread beside it; a second thread only fought for the interpreter.
+# Groups prepared ahead of the trainer, on one thread; a second thread only competed for the interpreter.
 _GROUPS_AHEAD = 2
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which one process reads the records of all epochs.
+    """Compute the order in which one process reads the records of all epochs.
 
     Every epoch is a permutation of its own; process `index` of `count` takes every `count`-th record of the
     epochs laid end to end.
 
     Args:
-        num_epochs: `None` for ever.
+        num_epochs: `None` repeats without end.
     """
 
     num_records: int
@@ -61,7 +61,7 @@ class Order:
         return len(range(self.index, total, self.count))
 
     def streams(self, start: int, stop: int) -> list[Stream]:
-        """(epoch, record) of the records from place `start` to `stop`.
+        """Return (epoch, record) of the records from place `start` to `stop`.
 
         >>> Order(3, 2, seed=0).streams(0, 6)
         [(0, 1), (0, 2), (0, 0), (1, 0), (1, 1), (1, 2)]
@@ -79,7 +79,7 @@ def _permutation(num_records: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class GroupReader:
-    """The crops of a group of records: read, sampled, laid out."""
+    """Read a group of records, sample it, and lay out its crops."""
 
     source: ProbeRowDataSource
     sampler: ProbeRowSampler
@@ -91,10 +91,10 @@ class GroupReader:
         return -(-len(self.order) // self.group_rows)
 
     def __call__(self, group: int) -> Crops:
-        """int32[num_crops, crop_size] by name.
+        """Return the crops of a group: int32[num_crops, crop_size] by name.
 
         Args:
-            group: its number, from 0.
+            group: number of the group, from 0.
         """
         start = group * self.group_rows
         streams = self.order.streams(start, min(start + self.group_rows, len(self.order)))
@@ -105,7 +105,7 @@ class GroupReader:
         return self.sampler.crops(Contexts.concat(parts), streams[0], self.pack)
 
     def _chunks(self, records: list[int]) -> Iterator[tuple[int, Sequence[dict[str, Any]]]]:
-        """Rows of the group, as many together as may be held, after the place of their first."""
+        """Yield rows of the group, as many as fit into memory, with the place of the first."""
         held: list[bytes] = []
         num_bytes = end = 0
         num_next = _FIRST_ROWS
@@ -123,7 +123,7 @@ class GroupReader:
 
 
 class _Split:
-    """A flat map from the crops of a group to single crops."""
+    """Split the crops of a group into single crops."""
 
     def flat_map(self, crops: Crops) -> list[Crops]:
         return [{name: values[i] for name, values in crops.items()} for i in range(len(crops["inputs"]))]
@@ -143,27 +143,28 @@ def build_probe_dataset(
     drop_remainder: bool = True,
     sampler: ProbeRowSampler | None = None,
 ) -> Any:
-    """A Grain `IterDataset` of MaxText dicts: int32[batch_size, crop_size] by name; see `Crops`.
+    """Build a Grain `IterDataset` of MaxText dicts: int32[batch_size, crop_size] by name; see `Crops`.
 
     Its iterators have `get_state` and `set_state`; `.mp_prefetch(...)` spreads the groups over processes.
 
     Args:
         path: see `ProbeRowDataSource`.
         crop_size: tokens of a crop.
-        batch_size: crops of a batch; `None` gives single crops, int32[crop_size].
-        seed: of the order of records and of all draws, 0 to 2^32 - 1.
-        pack: several contexts a crop; else one.
-        shard: (index, count) of this process. Processes that share a seed share out the records of each epoch.
-        split: which shards of a folder.
-        num_epochs: how often each record is read; `None` for ever. Processes have about equally many crops in
-            an epoch, not exactly; where all must make equally many steps, take `None`.
-        group_rows: records whose contexts are packed together. More pad less: about 2% at 64, 0.7% at 256.
+        batch_size: crops of a batch; `None` yields single crops, int32[crop_size].
+        seed: seed of the order of records and of all draws, 0 to 2^32 - 1.
+        pack: put several contexts into a crop; else one.
+        shard: (index, count) of this process. Processes with the same seed divide the records of each epoch.
+        split: which shards of a folder to read.
+        num_epochs: how often each record is read; `None` repeats without end. Processes have about the same number
+            of crops in an epoch, but not exactly; if all must take the same number of steps, use `None`.
+        group_rows: records whose contexts are packed together. More records leave less padding: about 2% at 64,
+            0.7% at 256.
         drop_remainder: leave out a last batch that is not full.
-        sampler: other sampling rules; it has a crop size and seed of its own, which must be these.
+        sampler: other sampling rules; its own crop size and seed must equal `crop_size` and `seed`.
 
     Raises:
-        ConfigError: an argument is out of range, or `path` names no shard.
-        InputError: a file cannot be read, or there is no record.
+        ConfigError: an argument is out of range, or `path` does not name a shard.
+        InputError: a file cannot be read, or there are no records.
         MissingExtraError: grain or array_record is not installed.
     """
     grain = extra_module("grain", "build_probe_dataset")
@@ -179,12 +180,13 @@ def build_probe_dataset(
     sampler = sampler or ProbeRowSampler(crop_size=crop_size, seed=seed)
     if (sampler.crop_size, sampler.seed) != (crop_size, seed):
         raise ConfigError(
-            f"crop_size {sampler.crop_size} and seed {sampler.seed}; the data set has {crop_size} and {seed}",
+            f"the sampler has crop_size {sampler.crop_size} and seed {sampler.seed}, but the data set has "
+            f"{crop_size} and {seed}; make them equal",
             where="sampler",
         )
     source = ProbeRowDataSource(path, split)
     if not len(source):
-        raise InputError("there is no record", code="no_records", where=", ".join(source.paths))
+        raise InputError("there are no records", code="no_records", where=", ".join(source.paths))
 
     order = Order(len(source), num_epochs, seed, index, count)
     reader = GroupReader(source, sampler, order, group_rows, pack)

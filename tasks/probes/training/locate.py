@@ -1,4 +1,4 @@
-"""The ArrayRecord files that a path names."""
+"""Find the ArrayRecord files that a path names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})" + re.escape(SHARD_SUFFIX))
 
 
 def find_shards(path: Paths, split: str) -> tuple[str, ...]:
-    """Absolute paths of all shards that `path` names, each once; a list keeps its order, the rest is sorted.
+    """Return the absolute paths of all shards that `path` names, each once.
+
+    A list keeps its order; the files of a folder or glob are sorted.
 
     Args:
         path: a file, a folder, a glob, or a list of these. A folder may be a run or an output folder, whose latest
-            run is taken now, once and for all.
-        split: which shards of a folder: those named `{split}-….arrayrecord`; all of them if the folder names none
+            run is resolved once, now.
+        split: which shards of a folder: those named `{split}-….arrayrecord`, or all of them if no file is named
             after a split.
 
     Raises:
-        ConfigError: `path` names no file, no shard, a run of another flow, or one that is not published.
-        InputError: `missing_shard`, when a folder lacks a shard that the names of the others count.
+        ConfigError: `path` does not name a file or shard, or names a run of another flow or an unpublished one.
+        InputError: `missing_shard`: a folder lacks a shard that the names of the others imply.
     """
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not given:
@@ -41,7 +43,7 @@ def find_shards(path: Paths, split: str) -> tuple[str, ...]:
 
 def _files(path: str, split: str) -> list[Path]:
     if not path or "\0" in path:
-        raise ConfigError(f"{path!r} is no path", where="path")
+        raise ConfigError(f"{path!r} is not a valid path", where="path")
     here = Path(path).absolute()
     if here.is_dir():
         return _in_folder(here, split)
@@ -54,7 +56,7 @@ def _files(path: str, split: str) -> list[Path]:
 
 
 def _in_folder(folder: Path, split: str) -> list[Path]:
-    # Resolved now: a run published later must not change the files of this reader.
+    # Resolve `latest` now: a run published later must not change the files of this reader.
     found = find(folder)
     if found.is_run:
         found.manifest_of(FLOW, "probe rows")
@@ -67,7 +69,7 @@ def _in_folder(folder: Path, split: str) -> list[Path]:
         files = [file for file in files if file.name.startswith(f"{split}-")]
     if not files:
         raise ConfigError(
-            f"there is no {split}-*{SHARD_SUFFIX}; give an output folder, a run, or a folder of shards",
+            f"there is no {split}-*{SHARD_SUFFIX}; name an output folder, a run, or a folder of shards",
             where=str(folder),
         )
     _check_complete(files)
@@ -82,7 +84,7 @@ def _check_complete(files: Sequence[Path]) -> None:
     for (stem, count), numbers in there.items():
         if missing := sorted(set(range(count)) - numbers):
             raise InputError(
-                f"{len(missing)} of {count} shards are missing, the first is number {missing[0]}",
+                f"{len(missing)} of {count} shards are missing; the first missing one is number {missing[0]}",
                 code="missing_shard",
                 where=str(files[0].parent / f"{stem}-*-of-{count:05d}{SHARD_SUFFIX}"),
             )

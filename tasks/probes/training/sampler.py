@@ -1,8 +1,9 @@
-"""Contexts drawn from probe rows: which measurements, in which order, with which timestamps.
+"""Draw contexts from probe rows: which measurements, in which order, with which timestamps.
 
-A row of n measurements gives K = min(ceil(n / 30), 16) contexts. With target = crop_size // 30 (34 at 1,024),
-a context of a shorter row has all measurements; else those of a window of floor(exp(U(0, ln n))) measurements at
-a uniform place, and `target` of them, drawn without replacement, if the window is larger. Three modes:
+A row of n measurements yields K = min(ceil(n / 30), 16) contexts. With target = crop_size // 30 (34 at 1,024),
+a context of a row with fewer measurements has all of them. Otherwise it has those of a window of
+floor(exp(U(0, ln n))) measurements at a uniform place or, if the window is larger than `target`, `target` of them
+drawn without replacement. There are three modes:
 
 =======  =======================================================================================
 full     in time order, all with timestamps
@@ -11,12 +12,12 @@ partial  a share U(0.1, 0.9) lose theirs, are shuffled, and put at random among 
 none     shuffled, no timestamps
 =======  =======================================================================================
 
-All three are one rule with another number of untimed measurements: 0, some, all.
+All three are one rule with a different number of untimed measurements: 0, some, all.
 
 Every row draws from a stream of its own, fixed by (seed, epoch, record): its contexts do not depend on the rows
 beside it, on sharding, or on where a run was resumed. The draws of a context are one row of a matrix of
-uniforms, filled by one call a row; everything after that works on all contexts of a group at once. Only drawn
-measurements are looked at: a row of 200,000 costs hardly more than one of 600.
+uniforms, filled by one call for each record; everything after that works on all contexts of a group at once. Only
+drawn measurements are read: a row of 200,000 costs hardly more than one of 600.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ FULL, PARTIAL, NONE = 0, 1, 2
 MODES = ("full", "partial", "none")
 MAX_SEED = 2**32 - 1
 
-# (epoch, number of the record in the data set): where a row draws from.
+# (epoch, number of the record in the data set): selects the random stream of a row.
 Stream = tuple[int, int]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _PARTIAL_SHARE = (0.1, 0.9)
 _MICROSECONDS = 1_000_000
-# What a stream is for, the second half of a Philox key.
+# The purpose of a stream: the second half of a Philox key.
 _ROW_KEY, _GROUP_KEY, ORDER_KEY = 0, 1, 2
-# A row is thinned to its drawn measurements before rows are joined, unless it is so short that it does not pay.
+# Rows longer than this are thinned to their drawn measurements before rows are joined; shorter ones do not gain.
 _SHORT_ROW = 1_024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """Which measurements make up the contexts of some rows, in the order they are written.
+    """Name the measurements that make up the contexts of some rows, in the order they are written.
 
     Attributes:
         rows: int64[contexts], the row each context is from, ascending.
-        modes: int8[contexts], places in `MODES`.
+        modes: int8[contexts], indices into `MODES`.
         context_offsets: int64[contexts + 1], where each context starts in the three arrays below.
         positions: int64[n], of a measurement in its row.
         timed: bool[n], whether its timestamp is written.
@@ -76,13 +77,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class ProbeRowSampler:
-    """Draws contexts from rows and lays them into crops.
+    """Draw contexts from rows and lay them into crops.
 
     Args:
         crop_size: tokens of a crop.
         avg_tokens_per_measurement: decides how many measurements a context has at most.
-        max_contexts_per_row: contexts of a long row.
-        mode_weights: of full, partial and none.
+        max_contexts_per_row: most contexts of a row.
+        mode_weights: weights of the modes full, partial and none.
         seed: 0 to 2^32 - 1.
 
     Raises:
@@ -111,7 +112,7 @@ class ProbeRowSampler:
         return self.crop_size // self.avg_tokens_per_measurement
 
     def num_contexts(self, num_measurements: Ints) -> Ints:
-        """Contexts of rows of so many measurements.
+        """Return how many contexts rows with these numbers of measurements have.
 
         >>> ProbeRowSampler().num_contexts(np.array([0, 1, 30, 31, 10_000])).tolist()
         [0, 1, 1, 2, 16]
@@ -123,9 +124,11 @@ class ProbeRowSampler:
 
         Args:
             num_measurements: int64[rows].
-            streams: of each row.
+            streams: (epoch, record) of each row.
         """
         target = self.target
+        # One row of uniforms for each context: window size and place, mode, untimed share, then `target` each of
+        # picks, two shuffles and block orders. All are drawn, used or not, so a draw never shifts the next.
         contexts_of_row = self.num_contexts(num_measurements)
         rows = owners(contexts_of_row)
         uniform = self._uniform(contexts_of_row, streams, 4 + 4 * target)
@@ -151,11 +154,11 @@ class ProbeRowSampler:
         """Draw and tokenize the contexts of some rows.
 
         Args:
-            rows: items of a `ProbeRowDataSource`; `src_addr` and `measurements` are looked at.
+            rows: items of a `ProbeRowDataSource`, with at least `src_addr` and `measurements`.
             streams: (epoch, record) of each row.
 
         Raises:
-            InputError: `bad_address`, or `null_values` in the measurements.
+            InputError: `bad_address`: an address is malformed; `null_values`: a measurement has a null.
         """
         if isinstance(rows, PlainRows):
             sizes = rows.sizes
@@ -176,8 +179,8 @@ class ProbeRowSampler:
         """Lay contexts into crops, in random order.
 
         Args:
-            stream: of the first row.
-            pack: several contexts a crop, best fit by length; else one.
+            stream: (epoch, record) of the first row.
+            pack: put several contexts into a crop, best fit by length; else one.
         """
         rng, rewind = self._generator(_GROUP_KEY)
         rewind(stream)
@@ -187,7 +190,7 @@ class ProbeRowSampler:
         return lay_out(contexts, rng.permutation(len(sizes)), self.crop_size)
 
     def _generator(self, purpose: int) -> tuple[np.random.Generator, Callable[[Stream], None]]:
-        """A generator, and what sets it to the beginning of a stream."""
+        """Return a generator, and a function that sets it to the start of a stream."""
         bits = np.random.Philox(key=np.array([self.seed, purpose], np.uint64))
         start = bits.state
 
@@ -199,9 +202,9 @@ class ProbeRowSampler:
         return np.random.Generator(bits), rewind
 
     def _uniform(self, contexts_of_row: Ints, streams: Sequence[Stream], width: int) -> Floats:
-        """float64[contexts, width] in [0, 1)."""
+        """Draw float64[contexts, width] in [0, 1)."""
         uniform = np.empty((int(contexts_of_row.sum()), width))
-        # A generator costs 35 us to make and 1 us to set to another stream.
+        # Creating a generator costs 35 us, setting it to another stream 1 us.
         rng, rewind = self._generator(_ROW_KEY)
         start = 0
         for num_contexts, stream in zip(contexts_of_row.tolist(), streams, strict=True):
@@ -221,7 +224,7 @@ def _check(good: bool, name: str, sampler: ProbeRowSampler, allowed: str) -> Non
 
 
 def _windows(sizes: Ints, target: int, size: Floats, place: Floats, picks: Floats) -> tuple[Ints, Ints]:
-    """The chosen positions of each context, ascending: int64[contexts, target], and how many are used."""
+    """Choose the positions of each context, ascending: int64[contexts, target], and how many of them are used."""
     whole = sizes < target
     width = np.exp(size * np.log(np.maximum(sizes, 1))).astype(np.int64)
     width = np.where(whole, sizes, np.clip(width, 1, sizes))
@@ -233,7 +236,7 @@ def _windows(sizes: Ints, target: int, size: Floats, place: Floats, picks: Float
 
 
 def _subsets(sizes: Ints, picks: Floats) -> Ints:
-    """A uniform subset of `picks.shape[1]` of each `range(size)`, ascending: Floyd's method, on all at once.
+    """Draw a uniform subset of `picks.shape[1]` of each `range(size)`, ascending, with Floyd's method on all at once.
 
     Bentley & Floyd, "A sample of brilliance", CACM 30 (1987): for j from size - k to size - 1, take a random one
     of 0..j, or j itself if that is already taken.
@@ -267,7 +270,7 @@ def _arrange(counts: Ints, untimed: Ints, which: Floats, where: Floats) -> tuple
     """
     slots = np.arange(which.shape[1])
     unused = slots >= counts[:, None]
-    # Random permutations of the used slots, the others behind them.
+    # Random permutations of the used slots, with the unused slots behind them.
     measurement = np.argsort(np.where(unused, 2.0, which), axis=1)
     slot = np.argsort(np.where(unused, 2.0, where), axis=1)
     moved = slots < untimed[:, None]
@@ -280,7 +283,7 @@ def _arrange(counts: Ints, untimed: Ints, which: Floats, where: Floats) -> tuple
     order = np.empty(unused.shape, np.int64)
     order[moved_slot] = -1
     order[context, slot[moved]] = measurement[moved]
-    # As many slots as measurements are left in each context, so reading both row by row pairs them.
+    # Each context has as many slots as measurements left, so reading both row by row pairs them.
     order[~moved_slot] = np.nonzero(~moved_measurement)[1]
     return order, ~moved_slot
 
@@ -288,7 +291,7 @@ def _arrange(counts: Ints, untimed: Ints, which: Floats, where: Floats) -> tuple
 def _columns(
     rows: Sequence[Mapping[str, Any]], row_of: Ints, positions: Ints
 ) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
-    """Times, destinations and round trips of the drawn measurements."""
+    """Read the times, destinations and round trips of the drawn measurements."""
     positions = positions.copy()
     batches = [row["measurements"] for row in rows]
     sizes = np.array([batch.num_rows for batch in batches])
@@ -315,7 +318,7 @@ def _measurements(
     targets: pa.StringArray,
     rtts: NDArray[np.float32],
 ) -> tuple[Measurements, AddressTable]:
-    """The drawn measurements, and the addresses they refer to."""
+    """Return the drawn measurements, and the addresses they refer to."""
     distinct = targets.dictionary_encode()
     return Measurements(
         src=row_of,

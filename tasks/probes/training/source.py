@@ -1,7 +1,7 @@
-"""Random access to the records of probe shards.
+"""Read records of probe shards in any order.
 
-Short records cost their overhead. One read alone takes 79 us, one of a batch 17; its two Arrow streams opened
-alone 55, with others 5 (`tasks.probes.records.streams`).
+With short records, overhead dominates. Reading one alone takes 79 us, in a batch 17; opening its two Arrow streams
+takes 55 us alone, and 5 together with others (`tasks.probes.records.streams`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tasks.probes.records.plain import plain_rows
 from tasks.probes.records.streams import read_batches
 from tasks.probes.training.locate import Paths, find_shards
 
-# Read ahead is for reading in order.
+# Reading ahead only helps sequential readers.
 _READER_OPTIONS = "readahead_buffer_size:0"
-# A short record is 1 KB: with four times the buffer, reading one takes a quarter longer.
+# A short record has 1 KB: with a buffer four times as large, reading one takes a quarter longer.
 _READER_BUFFER = 8_192
 
 
 def extra_module(module: str, purpose: str) -> Any:
-    """A module of the `probes` extra.
+    """Import a module of the `probes` extra.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -40,20 +40,20 @@ def extra_module(module: str, purpose: str) -> Any:
 
 
 class ProbeRowDataSource:
-    """The records of probe shards, by number; files are opened at the first look.
+    """Read the records of probe shards by number; files are opened on first use.
 
-    An item is a dict: `src_id`, `src_addr`, `measurements` (a RecordBatch; `.to_pylist()` gives dicts),
+    An item is a dict: `src_id`, `src_addr`, `measurements` (a RecordBatch; `.to_pylist()` returns dicts),
     `n_measurements`, and `metadata` with `time_span_seconds`, `first_timestamp`, `last_timestamp`.
 
     Picklable, before and after use, and safe to share between threads.
 
     Args:
         path: a file, a list of files, a folder, a glob, a run or an output folder.
-        split: which shards of a folder, by the beginning of their names.
+        split: which shards of a folder to read, by the start of their names.
 
     Raises:
-        ConfigError: `path` names no shard.
-        InputError: at the first look, a file is not a whole ArrayRecord file.
+        ConfigError: `path` does not name a shard.
+        InputError: on first use, a file is not a complete ArrayRecord file.
     """
 
     def __init__(self, path: Paths, split: str = TRAIN) -> None:
@@ -64,7 +64,7 @@ class ProbeRowDataSource:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files, in order."""
+        """Paths of the files, in order."""
         return self._paths
 
     def __len__(self) -> int:
@@ -75,11 +75,11 @@ class ProbeRowDataSource:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several records at once; five times as fast as one by one.
+        """Read several records at once, five times as fast as one by one.
 
         Raises:
-            IndexError: an index below 0 or not below `len`.
-            InputError: a record is damaged, or not one of ours.
+            IndexError: an index is negative, or not less than `len`.
+            InputError: a record is damaged, or is not a probe record.
         """
         if not len(indices):
             return []
@@ -101,10 +101,10 @@ class ProbeRowDataSource:
     def sampler_rows(
         self, indices: Sequence[int], records: Sequence[bytes] | None = None
     ) -> Sequence[dict[str, Any]]:
-        """Items with `src_addr` and `measurements` alone, which is all a sampler looks at, and cheaper.
+        """Read items with only `src_addr` and `measurements`, which is all a sampler needs, and cheaper.
 
         Args:
-            records: what `read(indices)` gave, if it was read already.
+            records: the result of `read(indices)`, if they have been read already.
 
         Raises:
             IndexError, InputError: as `__getitems__`.
@@ -143,7 +143,7 @@ class ProbeRowDataSource:
             for path, reader in zip(self._paths, readers, strict=True):
                 if not reader.ok():
                     raise InputError(
-                        "this is not a whole ArrayRecord file: it is cut short, or something else",
+                        "not a complete ArrayRecord file: it is cut short, or has another format",
                         code="bad_array_record",
                         where=path,
                     )
@@ -151,12 +151,12 @@ class ProbeRowDataSource:
             self._ends = list(itertools.accumulate(reader.num_records() for reader in readers))
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The file of a record, and its number there."""
+        """Return the file of a record, and its number there."""
         file = bisect.bisect_right(self._ends, index)
         return file, index - (self._ends[file - 1] if file else 0)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The bytes of some records.
+        """Read the bytes of some records.
 
         Raises:
             IndexError, InputError: as `__getitems__`.
@@ -164,7 +164,7 @@ class ProbeRowDataSource:
         num_records = len(self)
         for index in indices:
             if not 0 <= index < num_records:
-                raise IndexError(f"record {index}; there are {num_records}")
+                raise IndexError(f"there is no record {index}; the data set has {num_records}")
         records: list[bytes] = [b""] * len(indices)
         by_file: dict[int, list[tuple[int, int]]] = {}
         for slot, index in enumerate(indices):
@@ -182,7 +182,7 @@ class ProbeRowDataSource:
     def _rows(
         self, indices: Sequence[int], records: Sequence[bytes]
     ) -> tuple[pa.Table, list[pa.RecordBatch]]:
-        """The rows of some records, and the measurements of each."""
+        """Parse the rows of some records, and the measurements of each."""
 
         def where(place: int) -> str:
             file, number = self._place(int(indices[place]))

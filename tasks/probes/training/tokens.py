@@ -1,6 +1,6 @@
-"""Measurements to tokens and back.
+"""Turn measurements into tokens and back.
 
-A measurement is START and then its source, destination, result and timestamp blocks in any order:
+A measurement is START, followed by its source, destination, result and timestamp blocks in any order:
 
 =====  ==================  ===================================================================
 id     token               followed by
@@ -17,15 +17,15 @@ id     token               followed by
 11 + b                     byte b
 =====  ==================  ===================================================================
 
-Times are floored to seconds before they are subtracted, so summing the deltas gives every timestamp back to
-the second. A measurement that lies before the one it refers to has delta 0. From 2^32 seconds (136 years) on, a
-delta does not fit and the timestamp is absolute again.
+Times are floored to seconds before they are subtracted, so summing the deltas restores every timestamp to the
+second. A measurement earlier than the one it refers to has delta 0. From 2^32 seconds (136 years) on, a delta
+does not fit, and the timestamp is absolute again.
 
 A round trip is its microseconds as (1 + M / 2048) * 2^E, truncated: the top bits of a float32, with another
-bias. It covers 1 us to 2^32 us (71 minutes); what is shorter counts as 1 us, what is longer as the largest
-code. The decoded value is less than one part in 2,048 below the encoded one, and at most one in 2^23 above it:
-so much is added before truncating, because float32 milliseconds may lie that much under the value they stand
-for, which would cost a whole step. Whole microseconds below 4,096 are exact, and so is a decoded value
+bias. It covers 1 us to 2^32 us (71 minutes); shorter times count as 1 us, longer ones as the largest code. The
+decoded value is less than one part in 2,048 below the encoded one, and at most one in 2^23 above it. This last
+amount is added before truncating, because float32 milliseconds may be that much less than the value they stand
+for, which would cost a whole step. Whole microseconds below 4,096 are exact, and so is a decoded value that is
 encoded again.
 
 All blocks of one kind are written with one indexed assignment: 50-100 million tokens/s for thousands of
@@ -70,7 +70,7 @@ _ADDRESS_CACHE = 2**17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddressTable:
-    """Distinct addresses, referred to by their row.
+    """Hold distinct addresses, referred to by their row.
 
     Attributes:
         octets: uint8[n, 16], in network order; an IPv4 address takes the first 4.
@@ -83,7 +83,7 @@ class AddressTable:
 
 @functools.lru_cache(maxsize=_ADDRESS_CACHE)
 def _row(text: str) -> bytes:
-    """16 octets, and 1 for IPv6."""
+    """Return 16 octets, and 1 for IPv6."""
     is_ipv6 = ":" in text
     try:
         octets = socket.inet_pton(socket.AF_INET6 if is_ipv6 else socket.AF_INET, text)
@@ -93,10 +93,10 @@ def _row(text: str) -> bytes:
 
 
 def parse_addresses(texts: Iterable[str]) -> AddressTable:
-    """Addresses in the usual notation to bytes; an address seen before costs a look-up.
+    """Convert addresses in the usual notation to bytes; an address seen before costs a look-up.
 
     Raises:
-        InputError: `bad_address`.
+        InputError: `bad_address`: an address is malformed.
 
     >>> table = parse_addresses(["192.0.2.1", "2001:db8::1"])
     >>> table.octets[0, :4].tolist(), table.is_ipv6.tolist()
@@ -107,20 +107,20 @@ def parse_addresses(texts: Iterable[str]) -> AddressTable:
 
 
 def encode_rtt(rtt_ms: ArrayLike) -> NDArray[np.uint16]:
-    """Round trips in milliseconds, not negative, to 16-bit codes; see the module for format and error.
+    """Encode round trips in milliseconds, not negative, as 16-bit codes; see the module for format and error.
 
     >>> [f"{code:016b}" for code in encode_rtt([0.001, 1.0, 1e9])]
     ['0000000000000000', '0100111110100000', '1111111111111111']
     """
     milliseconds = np.minimum(np.asarray(rtt_ms, np.float32).astype(np.float64), _MAX_RTT_MS)
     microseconds = np.maximum(milliseconds * (1000 * _GUARD), 1.0)
-    # A conversion to float32 would round up; truncating the float64 does not.
+    # Converting to float32 may round up; truncating the float64 does not.
     bits = microseconds.view(np.uint64) >> np.uint64(52 - 11)
     return (bits - np.uint64(1023 << 11)).astype(np.uint16)
 
 
 def decode_rtt(codes: ArrayLike) -> NDArray[np.float64]:
-    """16-bit codes to milliseconds.
+    """Decode 16-bit codes to milliseconds.
 
     >>> decode_rtt([0b0100111110100000]).tolist()
     [1.0]
@@ -131,11 +131,11 @@ def decode_rtt(codes: ArrayLike) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurements:
-    """Measurements of consecutive contexts, in the order they are to be written.
+    """Hold measurements of consecutive contexts, in the order in which they are written.
 
     Attributes:
         src, dst: int64[n], rows of the address table.
-        rtt_ms: float32[n]; negative or NaN has failed.
+        rtt_ms: float32[n]; negative or NaN if the measurement failed.
         seconds: int64[n], since 1970.
         timed: bool[n], whether the timestamp is written.
         block_orders: int64[n], rows of `BLOCK_ORDERS`.
@@ -154,16 +154,17 @@ class Measurements:
 def encode(
     measurements: Measurements, addresses: AddressTable
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Tokens of all measurements, one after the other.
+    """Encode all measurements as tokens, one after the other.
 
     Returns:
-        tokens int32[total], and int64[n + 1], where each measurement starts in them.
+        The tokens, int32[total], and where each measurement starts in them, int64[n + 1].
 
     >>> one = np.zeros(1, np.int64)
     >>> answered = Measurements(one, one + 1, np.ones(1, np.float32), one, one < 0, one, np.array([0, 1]))
     >>> encode(answered, parse_addresses(["1.2.3.4", "5.6.7.8"]))[0].tolist()
     [0, 1, 12, 13, 14, 15, 3, 16, 17, 18, 19, 8, 90, 171]
     """
+    # Decide the form of every block, because the forms decide the lengths.
     m = measurements
     src_ipv6, dst_ipv6 = addresses.is_ipv6[m.src], addresses.is_ipv6[m.dst]
     answered = m.rtt_ms >= 0
@@ -171,6 +172,7 @@ def encode(
     short = m.timed & ~absolute & (deltas < 256)
     long = m.timed & ~absolute & (deltas >= 256)
 
+    # Place every block before writing any, so that the tokens are allocated once and blocks can be written by kind.
     lengths = np.empty((len(m.src), 4), np.int64)
     lengths[:, SOURCE] = np.where(src_ipv6, 17, 5)
     lengths[:, DESTINATION] = np.where(dst_ipv6, 17, 5)
@@ -180,6 +182,7 @@ def encode(
     np.cumsum(lengths.sum(axis=1) + 1, out=offsets[1:])
     starts = _block_starts(offsets[:-1], lengths, BLOCK_ORDERS[m.block_orders])
 
+    # Write one kind of block at a time: blocks of one kind have one length, so they form a matrix.
     tokens = np.empty(offsets[-1], np.int32)
     tokens[offsets[:-1]] = MEASUREMENT_START
     octets = addresses.octets
@@ -211,7 +214,7 @@ def _write(tokens: NDArray[np.int32], at: NDArray[np.int64], head: int, content:
 
 
 def _deltas(m: Measurements) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Seconds since the timestamped measurement before in the same context, and where there is none to use."""
+    """Return the seconds since the previous timestamped measurement of the context, and where none can be used."""
     places = np.arange(len(m.timed))
     last = np.maximum.accumulate(np.where(m.timed, places, -1))
     before = np.empty_like(last)
@@ -225,7 +228,7 @@ def _deltas(m: Measurements) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 def _block_starts(
     starts: NDArray[np.int64], lengths: NDArray[np.int64], orders: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Where each block begins, int64[n, 4] by block, for measurements that begin at `starts`."""
+    """Return where each block starts, int64[n, 4] by block, for measurements that start at `starts`."""
     ordered = np.take_along_axis(lengths, orders, axis=1)
     begins = np.cumsum(ordered, axis=1) - ordered + (starts[:, None] + 1)
     by_block = np.empty_like(begins)
@@ -234,17 +237,17 @@ def _block_starts(
 
 
 def _big_endian(values: NDArray[np.integer], num_bytes: int) -> NDArray[np.uint8]:
-    """The low bytes of integers, the highest first: uint8[n, num_bytes]."""
+    """Return the low bytes of integers, the highest first: uint8[n, num_bytes]."""
     wide = np.ascontiguousarray(values.astype(">i8")).view(np.uint8).reshape(-1, 8)
     return wide[:, 8 - num_bytes :]
 
 
 class Measurement(NamedTuple):
-    """A decoded measurement.
+    """Hold a decoded measurement.
 
     Attributes:
         rtt_ms: `None` if it failed.
-        seconds: since 1970; `None` without a timestamp.
+        seconds: seconds since 1970; `None` without a timestamp.
     """
 
     src_addr: str
@@ -254,12 +257,12 @@ class Measurement(NamedTuple):
 
 
 def decode(tokens: ArrayLike) -> list[Measurement]:
-    """The measurements of one context, padding removed.
+    """Decode the measurements of one context, given without padding.
 
-    A crop may cut its last measurement: it is left out, unless only its timestamp, as last block, is missing.
+    A crop may cut its last measurement, which is then left out, unless only a timestamp in last place is missing.
 
     Raises:
-        InputError: `bad_tokens`, where something else stands than the format allows.
+        InputError: `bad_tokens`: a token is not one that the format allows there.
 
     >>> decode([0, 1, 12, 13, 14, 15, 3, 16, 17, 18, 19, 8, 90, 171, 0, 10, 3, 16])
     [Measurement(src_addr='1.2.3.4', dst_addr='5.6.7.8', rtt_ms=1.0, seconds=None)]
@@ -281,6 +284,7 @@ def decode(tokens: ArrayLike) -> list[Measurement]:
             for offset, token in enumerate(content):
                 if not FIRST_BYTE <= token < VOCABULARY_SIZE:
                     raise _bad_token(ids, at + 1 + offset, "a byte")
+            # A crop cuts anywhere, so a block cut short ends the context without an error.
             if len(content) < num_bytes:
                 return found
             blocks[block] = ids[at], bytes(token - FIRST_BYTE for token in content)
@@ -295,7 +299,7 @@ def decode(tokens: ArrayLike) -> list[Measurement]:
     return found
 
 
-# The block and the number of bytes that each head announces.
+# For each head, its block and the number of bytes that follow.
 _BLOCKS = {
     SRC_IPV4: (SOURCE, 4),
     SRC_IPV6: (SOURCE, 16),
@@ -310,14 +314,14 @@ _BLOCKS = {
 
 
 def _bad_token(ids: list[int], at: int, expected: str) -> InputError:
-    return InputError(f"id {ids[at]} where {expected} is expected", code="bad_tokens", where=f"token {at}")
+    return InputError(f"found id {ids[at]}, expected {expected}", code="bad_tokens", where=f"token {at}")
 
 
 def _clock(clock: int | None, head: int, content: bytes) -> int:
     if head == TIMESTAMP_ABS:
         return int.from_bytes(content, "big", signed=True)
     if clock is None:
-        raise InputError("a time delta without an absolute timestamp before it", code="bad_tokens")
+        raise InputError("a time delta has no absolute timestamp before it", code="bad_tokens")
     return clock + int.from_bytes(content, "big")
 
 
