@@ -26,7 +26,7 @@ def require_own(*names: str) -> None:
         found = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
         if not found or Path(found).resolve() != ours:
             raise ImportError(
-                f"{found} is found instead of Gristmill's own {ours.parent}. Rename it; or start `gristmill` (not "
+                f"{found} shadows Gristmill's own {ours.parent}. Rename it; or start `gristmill` (not "
                 "`python -m flows`), your program or the worker in another directory, without it in PYTHONPATH",
                 name=name,
             )

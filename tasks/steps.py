@@ -49,8 +49,8 @@ def report(job: ReportJob) -> bytes | None:
         show(composed, (folder / REPORT_PAGE).absolute().as_uri())
     except Exception as error:
         what = "no report" if page is None else "no artifacts"
-        log.warning("the run goes on with %s: %s: %s", what, type(error).__name__, error)
-        log.debug("how that failed", exc_info=True)
+        log.warning("the run continues with %s: %s: %s", what, type(error).__name__, error)
+        log.debug("traceback of this failure", exc_info=True)
     return page
 
 
@@ -98,7 +98,7 @@ def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
                 code="drift",
                 where=error.where,
             ) from None
-        log.warning("no comparison with the last published run: %s", error)
+        log.warning("cannot compare with the last published run: %s", error)
         return None
     if last is None:
         return None

@@ -81,7 +81,9 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
         StorageError: the target cannot be written.
     """
     if os.path.lexists(target):
-        raise ConfigError("is already there; nothing is replaced", code="exists", where=str(target))
+        raise ConfigError(
+            "already exists and is not replaced; choose another", code="exists", where=str(target)
+        )
     chosen = _format(target, to)
     named = _named_shards(source)
     is_file = target.suffix == SUFFIXES[chosen] != ""
@@ -89,7 +91,7 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
     if is_file and not single:
         if len(named) > 1:
             raise ConfigError(
-                f"{len(named)} shards do not become one file; give a folder", code="usage", where=str(target)
+                f"{len(named)} shards cannot become one file; give a folder", code="usage", where=str(target)
             )
         single = True
     storage = StorageConfig(format=chosen)
@@ -127,7 +129,7 @@ def _named_shards(source: Path) -> list[tuple[str, Path]]:
     pile = sort_out(found)
     if pile.domain is not PACKED:
         raise ConfigError(
-            f"these are {pile.certain().kind}; only {PACKED.kind} are converted",
+            f"these are {pile.certain().kind}; only {PACKED.kind} can be converted",
             code="not_packed",
             where=str(source),
         )
@@ -185,13 +187,13 @@ def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
         large = np.flatnonzero(raw.ids > np.iinfo(np.int32).max)
         if len(large):
             row = int(np.searchsorted(raw.ids_offsets, large[0], side="right")) - 1
-            raise _bad_row(shard.path, first + row, f"the id {raw.ids[large[0]]} is no int32")
+            raise _bad_row(shard.path, first + row, f"the id {raw.ids[large[0]]} is not an int32")
         yield _bins(raw)
         first += raw.num_bins
 
 
 def _bad_row(path: Path, row: int, detail: str) -> IntegrityError:
-    message = f"{detail}; validate lists all that is wrong, and nothing was written"
+    message = f"{detail}; nothing was written; `validate` lists every fault"
     return IntegrityError(message, code="bad_row", where=f"{path}:{row}")
 
 

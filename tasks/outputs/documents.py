@@ -98,7 +98,7 @@ def _histogram(lengths: Counter[int]) -> Chart:
     ends, documents = power_classes(lengths)
     series = Series("documents", tuple(map(float, documents)), tuple(map(count, documents)))
     return Chart(
-        "Length of the texts",
+        "Text lengths",
         "Each class reaches up to a power of two.",
         "bytes, up to",
         tuple(map(binary, ends)),

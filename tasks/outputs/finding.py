@@ -114,7 +114,7 @@ def _pile(path: Path, files: dict[str, list[Path]], unclear: list[Unclear], is_s
     rejects = files.pop(REJECTED.kind, [])
     if len(files) > 1:
         raise ConfigError(
-            f"this folder holds {' and '.join(sorted(files))}; name one kind's files or folder",
+            f"this folder holds {' and '.join(sorted(files))}; name the files or the folder of one kind",
             code="mixed_outputs",
             where=str(path),
         )
@@ -146,7 +146,7 @@ def _by_columns(path: Path) -> Domain | Unclear:
         if path.suffix != PARQUET:
             kinds = ", ".join(domain.kind for domain in DOMAINS)
             raise ConfigError(
-                f"this is nothing that gristmill makes or reads ({kinds})",
+                f"gristmill neither makes nor reads files like this ({kinds})",
                 code="unknown_output",
                 where=str(path),
             ) from None
@@ -159,7 +159,7 @@ def _by_columns(path: Path) -> Domain | Unclear:
     closest = max(tables, key=lambda domain: len(domain.columns & columns))
     expected = "; ".join(f"{domain.kind} have {', '.join(sorted(domain.columns))}" for domain in tables)
     unknown = ConfigError(
-        f"the columns {', '.join(sorted(columns))} are of nothing that gristmill makes: {expected}",
+        f"the columns {', '.join(sorted(columns))} do not match anything that gristmill makes: {expected}",
         code="unknown_output",
         where=str(path),
     )

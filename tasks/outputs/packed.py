@@ -105,7 +105,7 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
             ("tokenizer", told.tokenizer_digest),
             ("vocabulary", told.vocabulary_size),
         ):
-            about.setdefault(name, set()).add("not said" if value is None else str(value))
+            about.setdefault(name, set()).add("not recorded" if value is None else str(value))
         done = counts.totals - before
         shards.append((outputs.name(path), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
     return Inspection(
@@ -140,7 +140,7 @@ def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:
 
 def _about(about: dict[str, set[str]]) -> Table:
     rows = tuple((name, ", ".join(sorted(values))) for name, values in about.items())
-    return Table("What the shards say", (Column("field"), Column("value")), rows)
+    return Table("Metadata of the shards", (Column("field"), Column("value")), rows)
 
 
 def _shard_table(shards: list[tuple[str, ...]]) -> Table:
@@ -201,7 +201,7 @@ def _decoder(tokenizer: Path | None) -> Decode:
     except Exception as error:
         problem = " ".join(str(error).split())
         raise ConfigError(
-            f"no tokenizer can be read from this folder: {problem}",
+            f"cannot read a tokenizer from this folder: {problem}",
             code="bad_tokenizer",
             where=str(tokenizer),
         ) from error

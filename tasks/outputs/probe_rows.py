@@ -142,7 +142,7 @@ def _modes(contexts: Contexts, sampled: int) -> Chart:
     counts = np.bincount(contexts.modes, minlength=len(MODES)).tolist()
     total = sum(counts)
     series = Series("contexts", tuple(map(float, counts)), tuple(share(value, total) for value in counts))
-    caption = f"{count(total)} contexts of {count(sampled)} records, by which timestamps they show."
+    caption = f"{count(total)} contexts of {count(sampled)} records, by the timestamps they show."
     return Chart("Modes of contexts", caption, "timestamps", MODES, (series,))
 
 

@@ -55,7 +55,7 @@ def check_ledger(run: Found[Path]) -> list[Fault]:
     rejected = run.manifest.ledger.rejected
     if listed == rejected:
         return []
-    detail = f"the ledger rejected {rejected}, the files in {REJECTS} list {dict(listed)}"
+    detail = f"the ledger counts {rejected} as rejected, but the files in {REJECTS} list {dict(listed)}"
     return [Fault(where=str(run.folder / MANIFEST), rule="ledger", detail=detail)]
 
 

@@ -28,7 +28,7 @@ def inspect_tokenizer(
     if len(outputs.files) != 1:
         names = ", ".join(map(outputs.name, outputs.files)) or "none"
         raise ConfigError(
-            f"expected one {TOKENIZER_FILE}, there are: {names}; name one",
+            f"expected one {TOKENIZER_FILE}, found {names}; name one",
             code="mixed_outputs",
             where=outputs.path,
         )
@@ -56,4 +56,4 @@ def inspect_tokenizer(
 
 def query_tokenizer(outputs: Outputs) -> Tables:
     """Raise a `ConfigError`: there is nothing to query."""
-    raise ConfigError("a tokenizer holds no rows to query", code="bad_query", where=outputs.path)
+    raise ConfigError("a tokenizer has no rows to query", code="bad_query", where=outputs.path)

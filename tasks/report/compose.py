@@ -78,8 +78,8 @@ def compose(job: ReportJob) -> Report:
         try:
             return make()
         except Exception as error:
-            log.warning("the report goes without %s: %s: %s", what, type(error).__name__, error)
-            log.debug("how that failed", exc_info=True)
+            log.warning("the report leaves out %s: %s: %s", what, type(error).__name__, error)
+            log.debug("traceback of this failure", exc_info=True)
             remarks.append(f"{what} could not be made: {type(error).__name__}: {error}")
             return ()
 

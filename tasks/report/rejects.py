@@ -53,7 +53,7 @@ def _sampled(files: Iterable[Path], ledger: RowLedger) -> Table:
         if not any(wanted.values()) or read >= _MOST_ROWS:
             break
     columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
-    note = f"Up to {_SAMPLES} of each reason; all are in rejects/."
+    note = f"Up to {_SAMPLES} rows of each reason; rejects/ lists them all."
     return Table("Some rejected rows", columns, tuple(sorted(found, key=lambda line: line[0])), note)
 
 

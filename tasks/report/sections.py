@@ -63,7 +63,7 @@ def drift_table(drift: Drift | None) -> Table | None:
     if drift is None:
         return None
     return Table(
-        "Beside the last published run",
+        "Compared with the last published run",
         (
             Column(""),
             Column(f"run {drift.last_run}", True),
@@ -90,8 +90,8 @@ def reuse_table(reuse: Reuse | None) -> Table | None:
     if reuse is None or not reuse.steps:
         return None
     return Table(
-        "Work done and found done",
-        (Column("step"), Column("tasks", True), Column("executed", True), Column("cached", True)),
+        "Tasks run and reused",
+        (Column("step"), Column("tasks", True), Column("run", True), Column("reused", True)),
         tuple(
             (step, count(executed + cached), count(executed), count(cached))
             for step, (executed, cached) in reuse.steps.items()

@@ -108,7 +108,7 @@ def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
     try:
         check_receipt(output_dir, key, verify)
     except IntegrityError as error:
-        _logger.warning("%s; doing %s again", error, key)
+        _logger.warning("%s; running %s again", error, key)
         path = record_path(output_dir, key)
         with storage_errors(path, "remove a bad record"):
             remove_path(path)
@@ -148,7 +148,7 @@ class ReceiptPolicy(CachePolicy):
         except (AttributeError, TypeError, ValueError):
             # Raising would only be logged, and the task would run uncached; the lock refuses this key, which
             # fails the task.
-            return f"no receipt for a {type(job).__name__} as job"
+            return f"a {type(job).__name__} given as job cannot name a receipt"
 
 
 def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = False) -> Task[P, R]:

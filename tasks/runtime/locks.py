@@ -5,7 +5,7 @@ Prefect's own `FileSystemLockManager` marks a lock by the existence of a file an
 
 - One lock file a key, `stages/{stage}/receipts/.{name}.lock`. The files stay: removing a lock file while
   somebody waits for it would let two holders in. (`prune` may remove whole stages; a lock taken on a file
-  that is no longer at its path is given back and taken anew.)
+  that is no longer at its path is released and taken again.)
 - What this process holds is in one table for all managers of the process, as Prefect copies and pickles them.
 - Waiting polls (5 ms, then up to 100 ms): a blocking `flock` has no timeout and cannot be interrupted in a
   worker thread.
@@ -93,7 +93,7 @@ class FlockManager(LockManager):
 
         Raises:
             IntegrityError: code `bad_key`; the key leads outside the root.
-            StorageError: the lock file cannot be made or locked.
+            StorageError: the lock file cannot be created or locked.
         """
         if self._try(key, holder, hold_timeout):
             return True

@@ -59,7 +59,7 @@ def name_run(config: Config, run_hash: str) -> None:
     try:
         context.client.update_flow_run(context.flow_run.id, name=name, tags=tags)
     except Exception as error:
-        log.debug("the flow run keeps its name: %s", error)
+        log.debug("cannot rename the flow run: %s", error)
         return
     context.flow_run.name = name
 

@@ -137,4 +137,4 @@ class ProgressArtifact:
                 update_progress_artifact(self._id, percent, description=description)
         except Exception as error:
             self._works = False
-            log.debug("no more progress of %s: %s", self._step, error)
+            log.debug("cannot show further progress of %s: %s", self._step, error)

@@ -46,11 +46,11 @@ def _tell_server() -> None:
         return
     # Interrupted or not, the process must end.
     with contextlib.suppress(Exception):
-        state: State[Any] = Cancelled(message="stopped; run it again to go on")
+        state: State[Any] = Cancelled(message="stopped; run it again to resume")
         context.client.set_flow_run_state(context.flow_run.id, state, force=True)
 
 
 def _end() -> None:
     with contextlib.suppress(OSError):
-        print("gristmill: stopped; run the same command again to go on", file=sys.stderr, flush=True)
+        print("gristmill: stopped; run the same command again to resume", file=sys.stderr, flush=True)
     os._exit(_EXIT_CODE)

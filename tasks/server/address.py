@@ -86,7 +86,7 @@ def normal_address(address: str) -> str:
     parts = urllib.parse.urlsplit(address.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{address!r} is no address of a Prefect server; write http://HOST:PORT/api",
+            f"{address!r} is not the address of a Prefect server; write http://HOST:PORT/api",
             code="bad_address",
             where="--address",
         )

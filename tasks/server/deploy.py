@@ -81,16 +81,16 @@ def make_pool(url: str) -> None:
             {
                 "name": POOL,
                 "type": "process",
-                "description": "Runs of this computer's own worker.",
+                "description": "Runs started by this computer's worker.",
                 "base_job_template": template,
             },
         )
     except urllib.error.HTTPError as error:
         if error.code == 409:  # it is there
             return
-        raise WorkError(f"cannot make the work pool {POOL!r}: {error}", code="no_pool") from error
+        raise WorkError(f"cannot create the work pool {POOL!r}: {error}", code="no_pool") from error
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise WorkError(f"cannot make the work pool {POOL!r}: {error!r}", code="no_pool") from error
+        raise WorkError(f"cannot create the work pool {POOL!r}: {error!r}", code="no_pool") from error
 
 
 def deploy(state: State, url: str) -> None:

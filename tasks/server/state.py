@@ -82,7 +82,7 @@ class State:
         Raises:
             StorageError: they cannot be made.
         """
-        with storage_errors(self.folder, "make the state folder"):
+        with storage_errors(self.folder, "create the state folder"):
             for folder in (self.folder, self.home, self.files):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 

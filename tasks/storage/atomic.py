@@ -1,7 +1,7 @@
-"""A file appears whole or not at all: temporary name in the same folder, fsync, `os.replace`.
+"""Write files that appear whole or not at all: temporary name in the same folder, fsync, `os.replace`.
 
 Temporary names are `.tmp-{name}.{host}.{pid}-{thread}`, so two threads never share one, and a leftover of a killed
-process on this host is recognised by its dead process and removed by the next writer of the same name.
+process on this host is recognised by its process number and removed by the next writer of the same name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AtomicFile:
             self._file = self._temporary.open("wb")
 
     def write(self, data: Any) -> int:
-        """Append a bytes-like object; returns its size in bytes."""
+        """Append a bytes-like object; return its size in bytes."""
         view = memoryview(data).cast("B")
         with storage_errors(self.path):
             self._file.write(view)
@@ -78,7 +78,7 @@ class AtomicFile:
         return self._file.closed
 
     def close(self) -> None:
-        # pyarrow closes what it is given; the file stays open until commit so that it can be synced.
+        # pyarrow closes the file it writes to; keep it open until commit so that it can be synced.
         pass
 
     def commit(self) -> None:
@@ -102,7 +102,7 @@ class AtomicFile:
             self.bytes = file.tell()
 
     def record(self, root: Path) -> FileRecord:
-        """Size and digest of what was written, with the path relative to `root`."""
+        """Return size and digest of what was written, with the path relative to `root`."""
         relative = self.path.relative_to(root).as_posix()
         return FileRecord(path=relative, bytes=self.bytes, sha256=self._sha256.hexdigest())
 
@@ -126,9 +126,9 @@ class AtomicFile:
 
 
 class AtomicFolder:
-    """A folder being written: its files go to a temporary one that `commit` renames into place, whole.
+    """A folder being written: its files go to a temporary folder that `commit` renames into place.
 
-    A folder that is already there is replaced: a kill at that moment leaves none, never a mixture. Leaving the
+    An existing folder is replaced: a kill at that moment leaves none, never a mixture. Leaving the
     `with` block by an exception removes the temporary folder.
 
     Raises:
@@ -146,12 +146,12 @@ class AtomicFolder:
             self._temporary.mkdir()
 
     def new_file(self, name: str) -> AtomicFile:
-        """A file of the folder, to be written and committed before the folder."""
+        """Open a file of the folder; write and commit it before the folder."""
         self._files[name] = AtomicFile(self._temporary / name)
         return self._files[name]
 
     def place(self, name: str) -> Path:
-        """Where something written by other means goes until `commit`; it has no record."""
+        """Return the path to write a file to by other means before `commit`; it has no record."""
         return self._temporary / name
 
     def commit(self) -> None:
@@ -166,7 +166,7 @@ class AtomicFolder:
             remove_path(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
-        """Size and digest of every file, with paths relative to `root`, in the order they were opened."""
+        """Return size and digest of every file, with paths relative to `root`, in the order they were opened."""
         folder = self.path.relative_to(root).as_posix()
         return tuple(
             file.record(self._temporary).model_copy(update={"path": f"{folder}/{name}"})
@@ -182,7 +182,7 @@ class AtomicFolder:
 
 
 def write_file(path: Path, data: bytes) -> AtomicFile:
-    """Write `data` to `path` atomically; the returned file knows its record."""
+    """Write `data` to `path` atomically; return the file, for its record."""
     with AtomicFile(path) as file:
         file.write(data)
     return file
@@ -205,7 +205,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def swap_symlink(link: Path, target: str) -> None:
-    """Point `link` at `target` in one step; readers see the old target or the new one. Makes missing folders."""
+    """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one."""
     with storage_errors(link):
         make_folder(link.parent)
         _remove_leftovers(link)
