@@ -1,7 +1,7 @@
-"""Packed shards from one format to another, a block of bins at a time.
+"""Convert packed shards from one format to another, a block of bins at a time.
 
-Rows keep every value: a mask that ends in 1, as other tools store it, stays as it is. What cannot be a bin in any
-format (a mask of another length, starts that do not rise, an id that is no int32 …) is refused with its row.
+Rows keep every value, including a mask that ends with 1, as other tools store it. A row that cannot be a bin in any
+format (a mask of another length, starts that do not increase, an id that is not an int32 …) is refused by number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.sft.shards.writers import SUFFIXES, open_writer
 from tasks.storage.atomic import AtomicFolder
 from tasks.storage.listing import stored_bytes
 
-# Tokens of a block, unless one row group is more.
+# Tokens in a block, unless a single row group has more.
 _BLOCK_TOKENS = 1 << 20
 _DEFAULT_PACK_SIZE = 4096
 
@@ -47,7 +47,7 @@ class ConvertedShard:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert_shards` did."""
+    """The result of `convert_shards`."""
 
     source: str
     target: str
@@ -55,10 +55,11 @@ class Conversion:
     shards: tuple[ConvertedShard, ...]
 
     def total(self, name: str) -> int:
+        """Add up one number over all shards."""
         return sum(getattr(shard, name) for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`: totals, and every shard."""
+        """Return totals and every shard, for `--json`."""
         totals = {name: self.total(name) for name in ("bins", "tokens", "source_bytes", "target_bytes")}
         return {**asdict(self), **totals, "shards": [asdict(shard) for shard in self.shards]}
 
@@ -68,16 +69,16 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
 
     Args:
         target: for one shard a file of the format's suffix, or the folder of a memmap shard; otherwise a folder,
-            which gets the names of the source folder, or `{split}/{link name}` of a run. It must not be there yet,
+            which gets the names of the source folder, or `{split}/{link name}` of a run. It must not exist yet,
             and appears whole or not at all.
-        to: the format; needed only where the suffix of `target` does not say it.
+        to: the format; needed only if the suffix of `target` does not tell.
 
     Raises:
-        ConfigError: `exists`, the target is there; `missing_path`, there are no shards; `not_packed`, there is
+        ConfigError: `exists`, the target exists; `missing_path`, there are no shards; `not_packed`, there is
             something else; `usage`, the format is not
-            given, or the suffix says another.
-        BadShardError: a source is no readable shard.
-        IntegrityError: `bad_row`, a row that is no bin.
+            given, or the suffix contradicts it.
+        BadShardError: a source is not a readable shard.
+        IntegrityError: `bad_row`, a row is not a bin.
         StorageError: the target cannot be written.
     """
     if os.path.lexists(target):
@@ -117,7 +118,7 @@ def _format(target: Path, to: StorageFormat | None) -> StorageFormat:
 
 
 def _named_shards(source: Path) -> list[tuple[str, Path]]:
-    """Every shard with its name: relative to a folder, `{split}/{link}` in a run."""
+    """Return every shard with its name: relative to a folder, `{split}/{link}` in a run."""
     found = find(source)
     if found.is_run:
         manifest = packed_manifest(found)
@@ -176,7 +177,7 @@ def _convert(source: Path, target: Path, storage: StorageConfig, name: str, to: 
 
 def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
     metadata = shard.metadata
-    # Whole row groups, so that a block's size does not show in Parquet.
+    # Take whole row groups, so that the block size does not affect the Parquet file.
     per_group = (metadata.pack_size or _DEFAULT_PACK_SIZE) * row_group_size
     rows = max(1, _BLOCK_TOKENS // per_group) * row_group_size
     first = 0

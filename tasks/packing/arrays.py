@@ -38,6 +38,7 @@ def ranges(starts: NDArray[Any] | int, lengths: NDArray[Any]) -> NDArray[np.int6
     >>> ranges(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
     [10, 11, 30, 31, 32]
     """
+    # One `arange` for all, shifted per range, avoids a loop over the ranges.
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 

@@ -89,6 +89,7 @@ def pack(
         raise ValueError(f"order is {order!r}; allowed are 'shuffled' and 'decreasing'")
     rng = np.random.default_rng(seed)
     num_items = len(narrow)
+    # One permutation makes all later choices among items random: everything below can take items in order.
     permutation = rng.permutation(num_items)
     mixed = narrow[permutation]
     items = permutation.astype(np.dtype(np.int32 if num_items < 2**31 else np.int64))
@@ -176,6 +177,7 @@ def _assemble(
     """Write the items of a layout to their final positions, with the bins in random order."""
     bounds, by_gap, placement = layout.head_bounds, layout.by_gap, layout.placement
     num_head = int(bounds[-1])
+    # Next-fit makes bins in item order and placement by gap; a random order of bins hides both from the trainer.
     bin_of_rank = rng.permutation(placement.num_bins)
     head_counts = np.zeros(placement.num_bins, np.int64)
     head_counts[: len(by_gap)] = np.diff(bounds)[by_gap]
@@ -184,6 +186,7 @@ def _assemble(
     offsets = np.append(0, np.cumsum(counts))
     rank_starts = offsets[bin_of_rank]
 
+    # Copy the next-fit bins with one shift per bin: their items are already adjacent.
     bin_items = np.empty_like(items)
     shifts = np.empty(len(by_gap), items.dtype)
     shifts[by_gap] = rank_starts[: len(by_gap)]
@@ -192,10 +195,13 @@ def _assemble(
     positions += np.arange(num_head, dtype=items.dtype)
     bin_items[positions] = items[:num_head]
 
+    # `place` works longest first, so the items held back take their positions in that order; the sort is stable, so
+    # items of one length stay in random order.
     longest_first = stable_order(size - mixed[num_head:], size + 1)
     positions = placement.positions((rank_starts + head_counts).astype(items.dtype))
     bin_items[positions] = items[num_head:][longest_first]
 
+    # Items held back follow the next-fit ones, longest first; shuffle so that a position says nothing about length.
     settled = np.empty_like(head_counts)
     settled[bin_of_rank] = head_counts
     _shuffle_bins(bin_items, offsets, settled, rng)
@@ -216,9 +222,11 @@ def _shuffle_bins(
     """
     counts = np.diff(offsets)
     added = counts - settled
+    # A call per bin pays only for bins with many items held back, and these are few.
     for long_bin in np.flatnonzero(added > _MAX_SWAPS).tolist():
         rng.shuffle(bin_items[offsets[long_bin] : offsets[long_bin + 1]])
     _swap_with_any(bin_items, offsets[:-1], np.zeros_like(settled), settled, rng)
+    # Take one step of Fisher-Yates in all other bins at once: there are far more bins than steps.
     left = np.flatnonzero((added > 0) & (added <= _MAX_SWAPS))
     start, index, count = offsets[left], settled[left], counts[left]
     while len(start):

@@ -89,11 +89,13 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
     """
     bins = _OpenBins(size)
     num_bins = 0
+    # Number the open bins by capacity, the order that `Placement` promises its callers.
     for gap in np.flatnonzero(gap_counts).tolist():
         end = num_bins + int(gap_counts[gap])
         bins.put(gap, num_bins, end, 0)
         num_bins = end
     events: list[int] = []
+    # Longest first: short items are the easiest to fit into the gaps that are left.
     lengths = np.flatnonzero(item_counts[1:])[::-1] + 1
     for length, count in zip(lengths.tolist(), item_counts[lengths].tolist(), strict=True):
         while count:
@@ -102,6 +104,7 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
             capacity = capacity or size
             each = capacity // length
             num = count // each
+            # Fewer items are left than one bin can take: a single bin takes them all.
             if not num:
                 num, each = 1, count
             if fresh:
@@ -113,6 +116,7 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
             events += (first, num, each, fill)
             bins.put(capacity - each * length, first, end, fill + each)
             count -= num * each
+    # Items of length 0 fit anywhere; spread them so that no bin gets too many.
     if len(item_counts) and item_counts[0]:
         num_bins = max(num_bins, 1)
         events += _spread(int(item_counts[0]), num_bins, bins)
@@ -143,10 +147,12 @@ def lower_bound(item_counts: Int64Array, size: int) -> int:
     counts = np.cumsum(counts)
     half = size // 2
     a = np.arange(half + 1)
+    # Items above half the size need a bin each; `mid` are those of them that may take items of `a` or more.
     long = counts[-1] - counts[half]
     mid = counts[size - a] - counts[half]
     mid_tokens = tokens[size - a] - tokens[half]
     small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)
+    # Only what exceeds the room beside `mid` needs further bins.
     excess = small_tokens - (mid * size - mid_tokens)
     return int(long + np.maximum(-(-excess // size), 0).max())
 

@@ -38,6 +38,7 @@ def next_fit(lengths: npt.NDArray[np.integer], size: int) -> npt.NDArray[np.int6
     num_bins = -(-total // size)
     lanes = min(max(num_bins // _BINS_PER_LANE, 1), _MAX_LANES)
     steps = len(lengths) // lanes
+    # With few bins of many items, a walk by bins takes fewer calls than a walk by items.
     if num_bins <= _STEP_COST * steps:
         return _walk(lengths, size)
     starts = _advance_lanes(lengths[: steps * lanes].reshape(lanes, steps), size)
@@ -50,6 +51,7 @@ def _advance_lanes(lengths: npt.NDArray[np.integer], size: int) -> npt.NDArray[n
     # Store step-major, so that one step reads and writes contiguous memory.
     by_step = np.ascontiguousarray(lengths.T).astype(np.int32)
     opens = np.empty((steps, lanes), np.bool_)
+    # Negative room makes the first item of each lane open a bin.
     room = np.full(lanes, -1, np.int32)
     for item, opened in zip(by_step, opens, strict=True):
         room -= item

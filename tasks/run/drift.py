@@ -43,6 +43,7 @@ class Measure:
 
     @property
     def exceeded(self) -> bool:
+        """Whether the change is beyond its bound."""
         # A millionth of slack: 0.12 - 0.1 is more than 0.02 in binary.
         return self.bound is not None and self.change is not None and self.change > self.bound + 1e-6
 

@@ -50,7 +50,7 @@ class Found(Generic[Location]):
     """The result of a search: what a path leads to.
 
     Attributes:
-        named: what the user named.
+        named: the path that the user gave.
         folder: for a run, its own folder with all links resolved; otherwise `named`.
         read: for a run, its manifest, or the error that reading it raised.
     """
@@ -62,6 +62,7 @@ class Found(Generic[Location]):
 
     @property
     def is_run(self) -> bool:
+        """Whether this is a run."""
         return self.kind is Kind.RUN
 
     @property

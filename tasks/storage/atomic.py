@@ -67,10 +67,12 @@ class AtomicFile:
         return view.nbytes
 
     def flush(self) -> None:
+        """Pass buffered data to the system."""
         with storage_errors(self.path):
             self._file.flush()
 
     def tell(self) -> int:
+        """Return the number of bytes written so far."""
         return self.bytes
 
     @property
@@ -78,8 +80,8 @@ class AtomicFile:
         return self._file.closed
 
     def close(self) -> None:
+        """Do nothing; `commit` closes the file."""
         # pyarrow closes the file it writes to; keep it open until commit so that it can be synced.
-        pass
 
     def commit(self) -> None:
         """Sync the data, then make the file visible under its final name."""
