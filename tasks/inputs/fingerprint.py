@@ -81,6 +81,7 @@ class Fingerprints:
         if known is not None and known[:4] == identity:
             return str(known[4])
         digest = sha256_of(path)
+        # Within the granularity of the file system's clock the file may change again without its times changing.
         if time.time_ns() - max(identity[2], identity[3]) > _SETTLED_NS:
             self._known[key] = [*identity, digest]
             self._dirty = True

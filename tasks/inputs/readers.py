@@ -118,6 +118,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
     held = 0
     for chunk in chunks:
         lines = chunk.split(b"\n")
+        # Past the limit, count a line's bytes without keeping them: memory stays bounded whatever its length.
         if held <= MAX_LINE_BYTES:
             pieces.append(lines[0])
         held += len(lines[0])
@@ -137,6 +138,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
     batch_bytes = 0
     for lines in blocks:
         for line in lines:
+            # A blank line takes a number but is not a row.
             if line:
                 try:
                     value = loads(line)

@@ -45,7 +45,11 @@ class Pile:
     is_single: bool
 
     def certain(self) -> Domain:
-        """Return the domain, or raise the error of the first file whose kind is not certain."""
+        """Return the domain.
+
+        Raises:
+            GristmillError: the error of the first file whose kind is not certain.
+        """
         if self.domain is None or self.unclear:
             raise self.unclear[0].error
         return self.domain

@@ -55,5 +55,9 @@ def inspect_tokenizer(
 
 
 def query_tokenizer(outputs: Outputs) -> Tables:
-    """Raise `ConfigError`: there is nothing to query."""
+    """Refuse to query a tokenizer.
+
+    Raises:
+        ConfigError: `bad_query`, always: a tokenizer has no rows.
+    """
     raise ConfigError("a tokenizer has no rows to query", code="bad_query", where=outputs.path)

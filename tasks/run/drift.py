@@ -70,7 +70,7 @@ def fill_share(statistics: Mapping[str, Any]) -> float | None:
 
 
 def last_published(output_dir: Path, run_hash: str) -> RunManifest | None:
-    """Return the manifest `latest` leads to; `None` if nothing, or this very run, has been published.
+    """Return the manifest `latest` leads to; `None` if there is none, or this very run was published before.
 
     Raises:
         IntegrityError: `latest` exists but does not lead to a readable manifest.

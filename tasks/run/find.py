@@ -104,7 +104,11 @@ class Found(Generic[Location]):
         return manifest
 
     def refuse_unpublished(self) -> None:
-        """Raise `ConfigError`, `unpublished`, if these files are in an output folder but not in a published run."""
+        """Refuse files that are in an output folder but not in a published run.
+
+        Raises:
+            ConfigError: `unpublished`.
+        """
         if self.kind is Kind.UNPUBLISHED:
             raise _unpublished("these files are in an output folder but not in a published run", self)
 

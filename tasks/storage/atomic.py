@@ -27,7 +27,14 @@ _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
 
 @contextlib.contextmanager
 def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
-    """Turn an `OSError` on the output side into one readable `StorageError`."""
+    """Turn an `OSError` on the output side into one readable `StorageError`.
+
+    Args:
+        doing: what failed, as a verb, for the message.
+
+    Raises:
+        StorageError: the block raised an `OSError`.
+    """
     try:
         yield
     except OSError as error:
