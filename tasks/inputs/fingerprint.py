@@ -1,6 +1,6 @@
 """Compute content digests of input files, memoised by path, inode, size, mtime and ctime.
 
-The memo lives in the output directory, so a re-run of an unchanged configuration reads no input at all.
+The memo is in the output directory, so a re-run of an unchanged configuration reads no input at all.
 A file modified less than two seconds before it was hashed is not remembered: within the granularity of the
 file system's clock it could change again without its times changing.
 """
@@ -103,7 +103,7 @@ def _is_memo(known: object) -> bool:
 
 
 def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
-    """Fail when an input changed since it was hashed.
+    """Check that no input changed since it was hashed.
 
     Raises:
         InputError: naming the first file that changed.

@@ -7,11 +7,11 @@ JSONL. Rows are physical lines counted from 0; blank lines count but are not row
 at the start of the file are accepted, and a last line without a newline is a row. Parsing is done by orjson, which
 is strict: NaN and Infinity are `invalid_json`. Whole numbers beyond 64 bits become floats, as in every
 reader whose numbers are doubles. The standard library then finds out why a line failed.
-A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being held in memory.
+A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being kept in memory.
 
 Compressed JSONL. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
-file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file, nor
-can a flipped byte in a zstd frame that was written without a checksum.
+file that ends inside a member or frame; one cut exactly between two is indistinguishable from a complete file, and so
+is a flipped byte in a zstd frame that was written without a checksum.
 
 Parquet. Values become plain JSON (see arrow_values.py). Strings that are not UTF-8, which Arrow does not check,
 are `invalid_utf8` for their row alone.

@@ -43,7 +43,7 @@ class Segment:
         start: jsonl: first byte, a line start; parquet: first row group; compressed: 0.
         stop: jsonl: byte after the last; parquet: row group after the last; compressed: -1, the end.
         first_row: number in the file of the segment's first line (jsonl) or row (parquet).
-        bytes: stored size, which `group` adds up; parquet: the file's, shared out by the groups' plain size.
+        bytes: stored size, which `group` adds up; parquet: the file's, shared by the groups' plain sizes.
     """
 
     path: str
@@ -163,7 +163,7 @@ def _cut_parquet(file: InputFile, part_bytes: int) -> Iterator[Segment]:
 def _row_groups(file: InputFile) -> list[tuple[int, int]]:
     """Return rows and stored bytes of each row group; the latter is the group's share of the file.
 
-    The exact figure is in the metadata of its column chunks, and asking for those aborts the process
+    The exact figure is in the metadata of its column chunks, but reading those aborts the process
     (pyarrow 26, an uncaught C++ exception) when the footer is damaged there.
     """
     from tasks.storage.parquet import parquet_faults, parquet_footer

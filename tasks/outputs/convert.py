@@ -35,7 +35,7 @@ _DEFAULT_PACK_SIZE = 4096
 
 @dataclass(frozen=True)
 class ConvertedShard:
-    """One shard before and after; paths relative to what was converted and to what it became, sizes in bytes."""
+    """One shard before and after: paths relative to the source and the target, sizes in bytes."""
 
     source: str
     target: str
@@ -75,8 +75,7 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
 
     Raises:
         ConfigError: `exists`, the target exists; `missing_path`, there are no shards; `not_packed`, there is
-            something else; `usage`, the format is not
-            given, or the suffix contradicts it.
+            something else; `usage`, the format is not given, or the suffix contradicts it.
         BadShardError: a source is not a readable shard.
         IntegrityError: `bad_row`, a row is not a bin.
         StorageError: the target cannot be written.

@@ -44,7 +44,7 @@ def run_query(
 
     Args:
         files: table name to Parquet files, which are read in place.
-        streams: table name to batches, which are copied to a temporary database first.
+        streams: table name to batches, which are first copied to a temporary database.
         most: most rows to return; `None` for all.
 
     Raises:

@@ -73,7 +73,7 @@ def pack(
         seed: seed, seed sequence, or generator (which is advanced).
 
     Returns:
-        The bins, none of them empty, in random order; no bins without items.
+        The bins in random order, none of them empty; without items, no bins.
 
     Raises:
         ValueError: a length outside 0..size, lengths that are not a vector of integers, a size out of
@@ -121,7 +121,7 @@ def _checked(lengths: npt.ArrayLike, size: int) -> IntArray:
         raise ValueError(f"size is {size}; allowed are 1..{_MAX_SIZE} tokens a bin")
     array = np.asarray(lengths)
     if array.shape == (0,):
-        array = array.astype(np.int64)  # numpy makes floats of an empty list
+        array = array.astype(np.int64)  # numpy turns an empty list into floats
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"lengths are {array.dtype}{list(array.shape)}; expected a vector of integers")
     if len(array) and (array.min() < 0 or array.max() > size):

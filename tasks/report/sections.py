@@ -59,7 +59,7 @@ def losses_chart(ledger: RowLedger) -> tuple[Chart, ...]:
 
 
 def drift_table(drift: Drift | None) -> Table | None:
-    """This run beside the last published one."""
+    """Return a table that compares this run with the last published one."""
     if drift is None:
         return None
     return Table(

@@ -26,7 +26,7 @@ class Domain:
     Attributes:
         flow: the flow's name, as on the command line.
         format_version: part of every hash; raised when the same configuration would produce other bytes.
-        published: names at the top of the output directory, and where they lead.
+        published: names at the top of the output directory, and their link targets.
     """
 
     flow: str

@@ -29,7 +29,7 @@ class Measure:
     Attributes:
         before, now: rows, or a share of 1.
         change: in the terms of its bound: relative for rows, absolute for shares, positive in the bad direction;
-            `None` when it has no meaning.
+            `None` if it is undefined.
         bound: the largest change allowed, `None` for no limit; `field` is its name in the configuration.
     """
 
@@ -50,7 +50,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Drift:
-    """This run beside the last published one."""
+    """The comparison of this run with the last published one."""
 
     last_run: str
     measures: tuple[Measure, ...]
@@ -108,7 +108,7 @@ def compare(
 
 
 def check_drift(drift: Drift | None) -> None:
-    """Fail when a bound is exceeded.
+    """Check that no bound is exceeded.
 
     Raises:
         IntegrityError: `drift`, listing every number that is out of bounds on one line.

@@ -83,7 +83,7 @@ class Found(Generic[Location]):
         """Return the manifest of a published run of one flow.
 
         Args:
-            holds: what such a run holds, for the message.
+            holds: what such a run contains, for the message.
             code: error code for other flows and damaged manifests.
 
         Raises:

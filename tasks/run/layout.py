@@ -1,7 +1,7 @@
 """Define the layout of an output directory, and claim the right to use it.
 
-See "A run" in docs/architecture.md. One output directory belongs to one flow; names that were there before
-us are never replaced.
+See "A run" in docs/architecture.md. One output directory belongs to one flow; names that existed before
+it are never replaced.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
             )
         write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
     with storage_errors(output_dir, "create the stages folder"):
-        # From now on input digests are remembered there, so that the flow need not hash again.
+        # From now on input digests can be remembered here, so that the flow need not hash again.
         make_folder(output_dir / STAGES)
 
 

@@ -56,7 +56,7 @@ def check_rows(
 def check_reject_limit(
     ledger: RowLedger, receipts: Sequence[Receipt], limit: float, output_dir: Path, where: str
 ) -> None:
-    """Fail when more than `limit` of the rows were rejected.
+    """Check that no more than `limit` of the rows were rejected.
 
     Raises:
         IntegrityError: `reject_limit`, with the reasons and where the rejected rows are listed.

@@ -27,10 +27,10 @@ from tasks.storage.names import link_target, remove_path
 
 @dataclass(frozen=True)
 class Publication:
-    """A validated run, ready to be seen.
+    """A validated run, ready to publish.
 
     Attributes:
-        published: names at the top of the output directory, and where they lead.
+        published: names at the top of the output directory, and their link targets.
         output_dir: root of the run layout.
         links: published path to the record of the stage file it links to, relative to `output_dir`.
         symlinks: published path to relative target.

@@ -127,7 +127,7 @@ def parse_record(data: bytes) -> Receipt:
     """Read the receipt in a persisted record.
 
     Raises:
-        IntegrityError: code `foreign_record`; torn, or not written by our serializer.
+        IntegrityError: code `foreign_record`; it is torn, or was not written by our serializer.
     """
     try:
         plain = json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats)
@@ -160,7 +160,7 @@ def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
     bits; `off` checks only the paths.
 
     Raises:
-        IntegrityError: code `missing_output` or `changed_output`, naming the file, what was expected and
+        IntegrityError: code `missing_output` or `changed_output`, with the file, what was expected and
             what was found; `foreign_record` when a path leaves `output_dir`.
         StorageError: a file exists but cannot be accessed.
     """

@@ -49,7 +49,7 @@ def reject_links(named: Iterable[tuple[str, Receipt]]) -> dict[str, FileRecord]:
     """Map each published name, `rejects/{name}.parquet`, to its reject file.
 
     Args:
-        named: a name for each receipt, such as `{source}-{part:06d}`.
+        named: each receipt with a name, such as `{source}-{part:06d}`.
     """
     return {
         f"{REJECTS_FOLDER}/{name}.parquet": record

@@ -156,7 +156,7 @@ def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = Fal
 
     Args:
         task: a task with a parameter `job` (see `Job`) that returns a `Receipt`.
-        output_dir: where receipts and the files they name are.
+        output_dir: the folder of the receipts and the files they name.
         verify: how closely the files of a cached receipt are checked.
         refresh: run even if there is a valid receipt.
 

@@ -55,7 +55,7 @@ class Stage:
 
     Args:
         name: the step's.
-        total: how many tasks there are.
+        total: number of tasks.
         artifact: shows the progress on the run's page; `None` for none.
         clock: returns seconds.
     """

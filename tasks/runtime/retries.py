@@ -1,6 +1,6 @@
 """Decide which failures of a task to retry: only storage that may recover.
 
-A wrong configuration, a broken input or a total that does not add up fails the same way every time.
+A wrong configuration, a broken input or totals that do not add up fail the same way every time.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class AtomicFile:
                 self._temporary.replace(self.path)
                 _sync_folder(self.path.parent)
         except BaseException:
-            # A full disk often shows only here, when the buffer is flushed.
+            # A full disk often becomes apparent only here, when the buffer is flushed.
             self.discard()
             raise
 
@@ -209,7 +209,7 @@ def link_file(source: Path, target: Path) -> None:
             _copy(source, target)
         else:
             temporary.replace(target)
-            # rename is a no-op between two names of one inode, and then leaves the temporary name behind.
+            # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
             temporary.unlink(missing_ok=True)
 
 

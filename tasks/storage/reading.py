@@ -16,7 +16,7 @@ def open_binary(path: LocalPath, buffering: int = -1) -> BinaryIO:
     """Open a file for reading.
 
     Args:
-        buffering: bytes read ahead; 0 for none, -1 for Python's default.
+        buffering: bytes to read ahead; 0 for none, -1 for Python's default.
     """
     return open(path, "rb", buffering)  # noqa: PTH123 - `path` may be a string
 

@@ -20,7 +20,7 @@ class Entry:
     """A file or folder under a path.
 
     Attributes:
-        path: with the folder it was listed in.
+        path: including the folder it was listed in.
         is_folder: a folder, or a link to one; otherwise a file, or a link that may lead nowhere.
     """
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 class Store(Protocol):
-    """A place to read from. Every method raises `OSError` where a local disk would."""
+    """A place to read from. Every method raises `OSError` when a local disk would."""
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading, with seek."""
