@@ -1,8 +1,8 @@
-"""The command `gristmill`, and the check that what Python finds as `flows`, `tasks` and `schemas` is ours.
+"""Start the command `gristmill` after checking that `flows`, `tasks` and `schemas` are our own packages.
 
-Other projects have folders of these names too, and Python may look there first: in `PYTHONPATH`, in a script's own
-folder, and in the working directory where it is started with `-m` or `-c`. What is imported then fails far from the
-cause. So this module lies outside of them, under a name that is nobody else's.
+Other projects have folders of these names too, and Python may find those first: in `PYTHONPATH`, in a script's own
+folder, or in the working directory when it is started with `-m` or `-c`. The import then fails far from the
+cause. So this module is outside of them, under a name that nothing else uses.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ FOLDERS = ("schemas", "tasks", "flows")
 
 
 def require_own(*names: str) -> None:
-    """Check that Python finds our own top-level folders of these names.
+    """Check that Python finds our own top-level packages of these names.
 
     Raises:
-        ImportError: naming what it finds instead, and what to do.
+        ImportError: another one is found first; the message names it and the remedy.
     """
     for name in names:
         ours = Path(__file__).resolve().parent / name / "__init__.py"
@@ -26,7 +26,7 @@ def require_own(*names: str) -> None:
         found = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
         if not found or Path(found).resolve() != ours:
             raise ImportError(
-                f"{found} is found instead of Gristmill's own {ours.parent}. Rename it; or start `gristmill` (not "
+                f"{found} shadows Gristmill's own {ours.parent}. Rename it; or start `gristmill` (not "
                 "`python -m flows`), your program or the worker in another directory, without it in PYTHONPATH",
                 name=name,
             )

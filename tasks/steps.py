@@ -1,4 +1,4 @@
-"""The Prefect tasks that belong to no single domain, and how every run ends."""
+"""Define the Prefect tasks shared by all domains, and how every run ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("gristmill.report")
 
 @task(name="validate", persist_result=False)
 def validate(config: ValidateConfig) -> Verdict:
-    """Validate everything at one path; faults are in the verdict."""
+    """Validate everything at one path; the verdict lists the faults."""
     return validate_path(Path(config.path), full=config.level == "full")
 
 
@@ -39,7 +39,7 @@ def validate(config: ValidateConfig) -> Verdict:
 def report(job: ReportJob) -> bytes | None:
     """Compose the report, show it as artifacts, render its page.
 
-    A report never fails a run: if it cannot be made, there is a warning, and `None` instead of the page.
+    A report never fails a run: if it cannot be composed, log a warning and return `None` instead of the page.
     """
     page = None
     try:
@@ -49,8 +49,8 @@ def report(job: ReportJob) -> bytes | None:
         show(composed, (folder / REPORT_PAGE).absolute().as_uri())
     except Exception as error:
         what = "no report" if page is None else "no artifacts"
-        log.warning("the run goes on with %s: %s: %s", what, type(error).__name__, error)
-        log.debug("how that failed", exc_info=True)
+        log.warning("the run continues with %s: %s: %s", what, type(error).__name__, error)
+        log.debug("traceback of this failure", exc_info=True)
     return page
 
 
@@ -69,9 +69,9 @@ def finish(
     once: Once,
     reuse: Reuse | None = None,
 ) -> RunManifest:
-    """Report on a validated run, then publish it, unless it drifted out of bounds.
+    """Report on a validated run, then publish it unless it drifted out of bounds.
 
-    The report comes first, so that a run that is held back shows why.
+    The report comes first, so that it shows why a run was not published.
 
     Raises:
         IntegrityError: `drift`; nothing is published.
@@ -98,7 +98,7 @@ def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
                 code="drift",
                 where=error.where,
             ) from None
-        log.warning("no comparison with the last published run: %s", error)
+        log.warning("cannot compare with the last published run: %s", error)
         return None
     if last is None:
         return None

@@ -1,1 +1,1 @@
-"""What users bring: found, fingerprinted, cut into parts, and read with (file, row) ids."""
+"""Find the users' input files, fingerprint them, cut them into parts, and read them with (file, row) ids."""

@@ -1,4 +1,4 @@
-"""Check a Parquet file column by column: there, of its type, without nulls, and valid UTF-8 where it is text."""
+"""Check a Parquet file column by column: present, of its type, without nulls, and valid UTF-8 if it is text."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ IsType = Callable[[pa.DataType], bool]
 
 
 def is_text(found: pa.DataType) -> bool:
-    """Whether values of this type are text, however they are stored."""
+    """Return whether values of this type are text, however they are stored."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
 
 
 def check_columns(path: Path, columns: Mapping[str, tuple[IsType, str]]) -> tuple[int, list[Fault]]:
-    """Read some columns of a file to its end; returns its rows, and what is wrong.
+    """Read some columns of a file to its end; return the number of rows, and the faults.
 
     Args:
-        columns: name to what its type must be, as a test and in words. Further columns are not looked at.
+        columns: name to the expected type, as a test and in words. Other columns are ignored.
     """
     where = str(path)
     rows = 0
@@ -57,13 +57,13 @@ def _schema_faults(schema: pa.Schema, columns: Mapping[str, tuple[IsType, str]])
     for name, (is_type, expected) in columns.items():
         index = schema.get_field_index(name)
         if index < 0:
-            yield f"the column {name!r} is missing or there twice"
+            yield f"the column {name!r} is missing or repeated"
         elif not is_type(schema.field(index).type):
             yield f"{name!r} is {schema.field(index).type}, expected {expected}"
 
 
 def _row_faults(batch: pa.RecordBatch) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Rule, detail and rows of what is wrong in a batch."""
+    """Yield rule, detail and rows of each fault in a batch."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         if len(nulls):
@@ -79,7 +79,7 @@ def _bad_text(column: pa.Array) -> NDArray[np.int64]:
         column.validate(full=True)
         return np.empty(0, np.int64)
     except pa.ArrowInvalid:
-        # Only now value by value: nearly every column is valid.
+        # Check value by value only now: nearly every column is valid.
         values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         return np.flatnonzero([not _is_utf8(value) for value in values.cast(pa.large_binary()).to_pylist()])
 

@@ -1,12 +1,12 @@
-"""From a path in a configuration to the files it stands for, in an order that every machine agrees on.
+"""Resolve a path in a configuration to the files it stands for, in the same order on every machine.
 
 A path is a file, a folder (read recursively) or a glob. A file's `name` is what ledgers, rejects and hashes
 call it: relative to the data set's root and with `/`, so a data set that moves keeps its names. Files are
 sorted by the bytes of their name, never by listing order. Folders are entered once even if links lead to
-them twice, which also ends link loops. Nothing is left out in silence except what is hidden (`.` or `_`
+them twice, which also ends link loops. Nothing is skipped silently except what is hidden (`.` or `_`
 in front) or of another kind; a dangling link is an error, not an empty file.
 
-Importing this module costs nothing: the check for a finished run lists inputs before it loads anything.
+Importing this module is cheap: the check for a finished run lists inputs before it loads anything else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HIDDEN = "._"
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file: where it is, what it is called, and its size in bytes."""
+    """An input file: its location, its name, and its size in bytes."""
 
     path: Path
     name: str
@@ -36,7 +36,7 @@ class InputFile:
 
 
 def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile, ...]:
-    """The files that `path` stands for, sorted by the bytes of their name.
+    """Find the files that `path` stands for, sorted by the bytes of their name.
 
     Args:
         path: a file, a folder, or a glob (`*`, `?`, `[…]` in a name; `**` for any number of folders); `~`
@@ -62,7 +62,7 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
     if mode is not None:
         if not stat.S_ISREG(mode) or not _supported(where.name, patterns):
             raise ConfigError(
-                f"this is not a file of a supported kind; supported: {_endings(patterns)}",
+                f"this file type is not supported; supported: {_endings(patterns)}",
                 code="unsupported_file",
                 where=path,
             )
@@ -79,14 +79,14 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
 
 
 def files_below(root: Path, glob: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile, ...]:
-    """The supported files below `root` that `glob` matches, sorted by the bytes of their name relative to it.
+    """Find the supported files below `root` that `glob` matches, sorted by the bytes of their relative name.
 
     Args:
-        root: taken as it is, wildcard characters included.
+        root: taken literally, wildcard characters included.
         glob: relative to `root`, with `/`.
 
     Raises:
-        ConfigError: `missing_path`: `root` is no folder; `no_files`: nothing matches.
+        ConfigError: `missing_path`: `root` is not a folder; `no_files`: nothing matches.
         InputError: as `resolve`.
     """
     mode = _mode(root)
@@ -111,7 +111,7 @@ def _local(path: str) -> Path:
 def _mode(path: Path) -> int | None:
     try:
         return status(path).st_mode
-    except (OSError, ValueError):  # too long a name, a NUL in it: nothing is there under that name
+    except (OSError, ValueError):  # a name that is too long or contains a NUL: it cannot exist
         return None
 
 
@@ -147,7 +147,7 @@ def _sorted(files: Iterator[InputFile], path: str, patterns: tuple[str, ...]) ->
     found = sorted(files, key=lambda file: file.name.encode())
     if not found:
         raise ConfigError(
-            f"no file with a supported ending is there; supported: {_endings(patterns)} "
+            f"no file here has a supported ending; supported: {_endings(patterns)} "
             "(names that start with '.' or '_' are skipped)",
             code="no_files",
             where=path,
@@ -156,7 +156,7 @@ def _sorted(files: Iterator[InputFile], path: str, patterns: tuple[str, ...]) ->
 
 
 def _found(root: Path, glob: tuple[str, ...], patterns: tuple[str, ...]) -> Iterator[InputFile]:
-    """The supported files below `root` whose relative path matches `glob`."""
+    """Find the supported files below `root` whose relative path matches `glob`."""
     start = len(root.parts)
     try:
         for entry in matches(str(root), glob, hidden=_HIDDEN):

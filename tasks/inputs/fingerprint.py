@@ -1,6 +1,6 @@
-"""Content digests of input files, memoised by path, inode, size, mtime and ctime.
+"""Compute content digests of input files, memoised by path, inode, size, mtime and ctime.
 
-The memo lives in the output directory, so a re-run of an unchanged configuration reads no input at all.
+The memo is in the output directory, so a re-run of an unchanged configuration reads no input at all.
 A file modified less than two seconds before it was hashed is not remembered: within the granularity of the
 file system's clock it could change again without its times changing.
 """
@@ -33,7 +33,7 @@ def _identity(path: Path) -> list[int]:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, 64 hex digits.
+    """Return the SHA-256 of a file's content, 64 hex digits.
 
     Raises:
         InputError: the file cannot be read.
@@ -47,7 +47,7 @@ def sha256_of(path: Path) -> str:
 
 
 class Fingerprints:
-    """The digests of a run's inputs, and whether they still hold.
+    """The digests of a run's inputs, and whether they are still valid.
 
     Args:
         memo: the memo file; absent or unreadable means an empty memo.
@@ -64,7 +64,7 @@ class Fingerprints:
                 self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
 
     def digests(self, paths: Iterable[Path]) -> list[str]:
-        """The SHA-256 of each path, hashing only what is not remembered, on a few threads.
+        """Return the SHA-256 of each path, hashing only those not remembered, on a few threads.
 
         Raises:
             InputError: a file is missing or unreadable.
@@ -81,19 +81,20 @@ class Fingerprints:
         if known is not None and known[:4] == identity:
             return str(known[4])
         digest = sha256_of(path)
+        # Within the granularity of the file system's clock the file may change again without its times changing.
         if time.time_ns() - max(identity[2], identity[3]) > _SETTLED_NS:
             self._known[key] = [*identity, digest]
             self._dirty = True
         return digest
 
     def save(self) -> None:
-        """Write the memo, if it learned something."""
+        """Write the memo, if there is anything new."""
         if self._dirty:
             write_file(self._memo_path, json.dumps(self._known, sort_keys=True).encode())
             self._dirty = False
 
     def identities(self) -> dict[str, list[int]]:
-        """What every input looked like when it was hashed, to be checked again before publishing."""
+        """Return the file status of every input when it was hashed, to check again before publishing."""
         return {str(path): identity for path, identity in self._seen.items()}
 
 
@@ -102,16 +103,16 @@ def _is_memo(known: object) -> bool:
 
 
 def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
-    """Fail when an input changed since it was hashed.
+    """Check that no input changed since it was hashed.
 
     Raises:
         InputError: naming the first file that changed.
     """
     for path, identity in identities.items():
-        # Compare inode, size and mtime; ctime also changes when somebody adds a hard link.
+        # Compare inode, size and mtime; ctime also changes when a hard link is added.
         if _identity(Path(path))[:3] != list(identity[:3]):
             raise InputError(
-                "this input changed while the run was reading it; nothing was published, run again",
+                "this input changed while the run was reading it; nothing was published; run it again",
                 code="input_changed",
                 where=path,
             )

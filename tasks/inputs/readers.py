@@ -1,17 +1,17 @@
-"""Rows of a segment, each with its number in the file, in batches of bounded memory.
+"""Read the rows of a segment, each with its number in the file, in batches of bounded memory.
 
-A row that cannot be read is not lost: it comes as a `RowFault` under its own number. A file that cannot be
+A row that cannot be read is not lost: it becomes a `RowFault` under its own number. A file that cannot be
 read stops the run with an `InputError`.
 
-JSONL. Rows are physical lines counted from 0; blank lines are no rows but count. CRLF and a byte order mark
-at the start of the file are accepted, and a last line without a newline is a row. Parsing is orjson's, which
+JSONL. Rows are physical lines counted from 0; blank lines count but are not rows. CRLF and a byte order mark
+at the start of the file are accepted, and a last line without a newline is a row. Parsing is done by orjson, which
 is strict: NaN and Infinity are `invalid_json`. Whole numbers beyond 64 bits become floats, as in every
-reader whose numbers are doubles. Why a line failed is found out afterwards with the standard library.
-A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being held in memory.
+reader whose numbers are doubles. The standard library then finds out why a line failed.
+A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being kept in memory.
 
-Compressed JSONL. Several gzip members or zstd frames after each other are one text. Arrow's stream reports a
-file that ends inside a member or frame; one cut exactly between two cannot be told from a complete file, nor
-can a flipped byte in a zstd frame that was written without a checksum.
+Compressed JSONL. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
+file that ends inside a member or frame; one cut exactly between two is indistinguishable from a complete file, and so
+is a flipped byte in a zstd frame that was written without a checksum.
 
 Parquet. Values become plain JSON (see arrow_values.py). Strings that are not UTF-8, which Arrow does not check,
 are `invalid_utf8` for their row alone.
@@ -34,7 +34,7 @@ from tasks.storage.parquet import open_native, open_parquet, parquet_faults
 from tasks.storage.reading import open_binary
 
 BATCH_ROWS = 256
-# A batch is also full when the lines read since the last one hold this much, so memory stays bounded.
+# A batch is also full when its lines take this many bytes, so memory stays bounded.
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 64 << 20
@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _CODECS = {"jsonl.gz": "gzip", "jsonl.zst": "zstd"}
 _BLANK = object()
-# Stands for a line that was skipped; no line holds a newline.
+# Stands for a line that was skipped; no real line contains a newline.
 _OVERLONG = b"\n"
 
 
@@ -58,11 +58,11 @@ RawRow = tuple[int, dict[str, Any] | RowFault]
 
 
 def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterator[list[RawRow]]:
-    """The rows of `segment` in file order, in batches of up to 256.
+    """Yield the rows of `segment` in file order, in batches of up to 256.
 
     Args:
         segment: what to read.
-        columns: the columns to read of a Parquet file, as far as it has them; JSONL rows are read whole.
+        columns: columns to read from a Parquet file, if it has them; JSONL rows are read whole.
 
     Raises:
         InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_parquet`, with the
@@ -95,16 +95,16 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
     with source:
         try:
             if source.size() == 0:
-                _truncated(segment, "the file is empty, and no compressed text is")
+                _truncated(segment, "the file is empty, which compressed text never is")
             with pa.CompressedInputStream(source, codec) as stream:
                 while chunk := stream.read(CHUNK_BYTES):
                     yield chunk
         except OSError as error:
             if error.errno is not None:
                 _unreadable(segment, error)
-            # Arrow has one exception for both; that this is its text is held by the tests.
+            # Arrow uses one exception for both cases; a test pins this text.
             if "Truncated" in str(error):
-                _truncated(segment, "the compressed text breaks off")
+                _truncated(segment, "the compressed text ends too early")
             raise InputError(
                 f"the compressed text is damaged ({error}); fetch or compress the file again",
                 code=f"bad_{codec}",
@@ -113,11 +113,12 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """The lines that end in each chunk, without their newline; `_OVERLONG` for one that is too long."""
+    """Yield the lines that end in each chunk, without their newline; `_OVERLONG` for one that is too long."""
     pieces: list[bytes] = []
     held = 0
     for chunk in chunks:
         lines = chunk.split(b"\n")
+        # Past the limit, count a line's bytes without keeping them: memory stays bounded whatever its length.
         if held <= MAX_LINE_BYTES:
             pieces.append(lines[0])
         held += len(lines[0])
@@ -137,6 +138,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
     batch_bytes = 0
     for lines in blocks:
         for line in lines:
+            # A blank line takes a number but is not a row.
             if line:
                 try:
                     value = loads(line)
@@ -159,7 +161,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
 
 
 def _diagnose(line: bytes, row: int, error: orjson.JSONDecodeError) -> Any:
-    """What a line is that orjson refused: a value, blank, or a fault with its reason."""
+    """Classify a line that orjson refused: a value, blank, or a fault with its reason."""
     if line == _OVERLONG:
         return RowFault("line_too_long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
     if row == 0 and line.startswith(_BOM):
@@ -216,7 +218,7 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
             yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
             row += batch.num_rows
         if row != end:
-            raise pa.ArrowInvalid(f"{end - row} rows of the footer are not in the pages")
+            raise pa.ArrowInvalid(f"{end - row} rows listed in the footer are missing from the pages")
 
 
 def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:

@@ -3,7 +3,7 @@
 Parts are the unit of work, of caching and of restart, so they must not depend on the number of workers: the
 same files give the same parts on every machine. Nothing is cut inside a line, and only what can be cut
 without decoding is cut: plain JSONL at line ends, Parquet at row groups. A compressed JSONL file is one
-segment. A piece of JSONL exceeds the asked size by at most one line, a piece of Parquet only if one row
+segment. A JSONL segment exceeds the requested size by at most one line, a Parquet segment only if one row
 group does.
 
 Row numbers count physical lines (JSONL) or rows (Parquet) of the file from 0, so a segment carries the
@@ -34,16 +34,16 @@ _FORMATS: tuple[Format, ...] = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet")
 
 @dataclass(frozen=True)
 class Segment:
-    """A contiguous piece of one input file.
+    """A contiguous range of one input file.
 
     Attributes:
         path: absolute path of the file.
         name: the file's name in ledgers and rejects.
-        format: by the ending of the name.
+        format: from the file extension.
         start: jsonl: first byte, a line start; parquet: first row group; compressed: 0.
         stop: jsonl: byte after the last; parquet: row group after the last; compressed: -1, the end.
         first_row: number in the file of the segment's first line (jsonl) or row (parquet).
-        bytes: stored size, which `group` adds up; parquet: the file's, shared out by the groups' plain size.
+        bytes: stored size, which `group` adds up; parquet: the file's, shared by the groups' plain sizes.
     """
 
     path: str
@@ -56,10 +56,10 @@ class Segment:
 
 
 def format_of(name: str) -> Format:
-    """The format a file name promises.
+    """Return the format that a file name implies.
 
     Raises:
-        ConfigError: another ending.
+        ConfigError: the extension is not supported.
 
     >>> format_of("a/b.jsonl.zst")
     'jsonl.zst'
@@ -69,12 +69,12 @@ def format_of(name: str) -> Format:
             return known
     endings = ", ".join(pattern.removeprefix("*") for pattern in PATTERNS)
     raise ConfigError(
-        f"this is not a file of a supported kind; supported: {endings}", code="unsupported_file", where=name
+        f"this file type is not supported; supported: {endings}", code="unsupported_file", where=name
     )
 
 
 def part_bytes_for(total_bytes: int) -> int:
-    """The part size for a data set: the smallest 4 MiB * 2**k of which 128 hold `total_bytes`.
+    """Return the part size for a data set: the smallest 4 MiB * 2**k so that 128 parts hold `total_bytes`.
 
     >>> part_bytes_for(0) >> 20, part_bytes_for(512 << 20) >> 20, part_bytes_for((512 << 20) + 1) >> 20
     (4, 4, 8)
@@ -86,7 +86,7 @@ def cut(files: Sequence[InputFile], part_bytes: int) -> list[Segment]:
     """Cut `files`, in their order, into segments of about `part_bytes` or less.
 
     A file of up to `part_bytes` is one segment and, unless it is Parquet, is not opened. An empty file has
-    a segment too: whether it may be empty is for its reader to say.
+    a segment too: its reader decides whether it may be empty.
 
     Raises:
         InputError: `bad_parquet`: a Parquet footer is missing or broken; `unreadable`: a file cannot be
@@ -98,7 +98,7 @@ def cut(files: Sequence[InputFile], part_bytes: int) -> list[Segment]:
 
 
 def group(segments: Sequence[Segment], part_bytes: int) -> list[tuple[Segment, ...]]:
-    """Consecutive segments joined into parts of up to `part_bytes`; a longer segment is a part of its own."""
+    """Join consecutive segments into parts of up to `part_bytes`; a longer segment is a part of its own."""
     return grouped(segments, lambda segment: segment.bytes, part_bytes)
 
 
@@ -115,7 +115,7 @@ def _cut_file(file: InputFile, part_bytes: int) -> Iterator[Segment]:
 
 
 def _cut_jsonl(file: InputFile, part_bytes: int) -> Iterator[Segment]:
-    """Pieces of equal size, each cut moved on to the next line start."""
+    """Cut into equal sizes, moving each cut to the next line start."""
     pieces = math.ceil(file.bytes / part_bytes)
     targets = [file.bytes * piece // pieces for piece in range(1, pieces)]
     start = first_row = 0
@@ -125,10 +125,10 @@ def _cut_jsonl(file: InputFile, part_bytes: int) -> Iterator[Segment]:
 
 
 def _line_starts(file: InputFile, targets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """For each target the first line start at or after it, with its row; each once, none at the end."""
+    """Find the first line start at or after each target, with its row; each once, none at the end."""
     offset = rows = 0
     pending = iter(targets)
-    # A line starts at the target if the byte before it ends one.
+    # A line starts at the target if the byte before it is a newline.
     wanted = next(pending, None)
     try:
         with open_binary(file.path, 0) as source:
@@ -161,9 +161,9 @@ def _cut_parquet(file: InputFile, part_bytes: int) -> Iterator[Segment]:
 
 
 def _row_groups(file: InputFile) -> list[tuple[int, int]]:
-    """Rows and stored bytes of each row group; the latter is the group's share of the file.
+    """Return rows and stored bytes of each row group; the latter is the group's share of the file.
 
-    The exact figure is in the metadata of its column chunks, and asking for those aborts the process
+    The exact figure is in the metadata of its column chunks, but reading those aborts the process
     (pyarrow 26, an uncaught C++ exception) when the footer is damaged there.
     """
     from tasks.storage.parquet import parquet_faults, parquet_footer
@@ -174,7 +174,7 @@ def _row_groups(file: InputFile) -> list[tuple[int, int]]:
     rows = sum(group.num_rows for group in groups)
     if rows != metadata.num_rows:
         raise InputError(
-            f"the Parquet footer promises {metadata.num_rows} rows and lists {rows}; it is damaged",
+            f"the Parquet footer declares {metadata.num_rows} rows but lists {rows}; it is damaged",
             code="bad_parquet",
             where=str(file.path),
         )

@@ -1,4 +1,4 @@
-"""How large a part of the work is: a function of the inputs, never of the number of workers."""
+"""Choose part sizes as a function of the inputs, never of the number of workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 def part_size(total: int, smallest: int, most_parts: int) -> int:
-    """The smallest `smallest * 2**k` of which `most_parts` hold `total`; bytes or rows.
+    """Return the smallest `smallest * 2**k` so that `most_parts` parts hold `total` bytes or rows.
 
     A power of two, so that inputs that grow a little keep their parts and their cached results.
 
@@ -23,7 +23,7 @@ def part_size(total: int, smallest: int, most_parts: int) -> int:
 
 
 def batch_size(items: int, most_batches: int) -> int:
-    """How many items to put into each of at most `most_batches` batches; at least 1.
+    """Return how many items to put into each of at most `most_batches` batches; at least 1.
 
     >>> [batch_size(items, most_batches=64) for items in (0, 64, 65)]
     [1, 1, 2]
@@ -32,7 +32,7 @@ def batch_size(items: int, most_batches: int) -> int:
 
 
 def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> list[tuple[Item, ...]]:
-    """Consecutive items, joined as long as their sizes stay within `most`; a larger item is alone.
+    """Group consecutive items while their sizes add up to at most `most`; a larger item stays alone.
 
     Two neighbouring groups together exceed `most`, so there are fewer than `2 * total / most + 1` groups however many
     items there are.

@@ -1,4 +1,4 @@
-"""Small texts that a configuration gives either in place or as a file."""
+"""Read small texts that a configuration gives either in place or as a file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tasks.storage.reading import read_text
 
 
 def template_source(given: str | None, where: str) -> str:
-    """A chat template's source: `given` itself if it looks like a template, else the content of that file.
+    """Return a chat template's source: `given` itself if it looks like a template, else the content of that file.
 
     Args:
-        given: `None` or empty means no template of one's own.
+        given: a template or a path; `None` or empty for no custom template.
         where: the configuration field, for errors.
 
     Raises:

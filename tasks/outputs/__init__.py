@@ -1,1 +1,1 @@
-"""What Gristmill made, or another tool, over all domains: validate, inspect, convert, query."""
+"""Validate, inspect, convert and query the outputs of Gristmill or other tools, across all domains."""

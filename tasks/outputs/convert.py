@@ -1,7 +1,7 @@
-"""Packed shards from one format to another, a block of bins at a time.
+"""Convert packed shards from one format to another, a block of bins at a time.
 
-Rows keep every value: a mask that ends in 1, as other tools store it, stays as it is. What cannot be a bin in any
-format (a mask of another length, starts that do not rise, an id that is no int32 …) is refused with its row.
+Rows keep every value, including a mask that ends with 1, as other tools store it. A row that cannot be a bin in any
+format (a mask of another length, starts that do not increase, an id that is not an int32 …) is refused by number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tasks.sft.shards.writers import SUFFIXES, open_writer
 from tasks.storage.atomic import AtomicFolder
 from tasks.storage.listing import stored_bytes
 
-# Tokens of a block, unless one row group is more.
+# Tokens in a block, unless a single row group has more.
 _BLOCK_TOKENS = 1 << 20
 _DEFAULT_PACK_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class ConvertedShard:
-    """One shard before and after; paths relative to what was converted and to what it became, sizes in bytes."""
+    """One shard before and after: paths relative to the source and the target, sizes in bytes."""
 
     source: str
     target: str
@@ -47,7 +47,7 @@ class ConvertedShard:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert_shards` did."""
+    """The result of `convert_shards`."""
 
     source: str
     target: str
@@ -55,10 +55,11 @@ class Conversion:
     shards: tuple[ConvertedShard, ...]
 
     def total(self, name: str) -> int:
+        """Add up one number over all shards."""
         return sum(getattr(shard, name) for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`: totals, and every shard."""
+        """Return totals and every shard, for `--json`."""
         totals = {name: self.total(name) for name in ("bins", "tokens", "source_bytes", "target_bytes")}
         return {**asdict(self), **totals, "shards": [asdict(shard) for shard in self.shards]}
 
@@ -68,20 +69,21 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
 
     Args:
         target: for one shard a file of the format's suffix, or the folder of a memmap shard; otherwise a folder,
-            which gets the names of the source folder, or `{split}/{link name}` of a run. It must not be there yet,
+            which gets the names of the source folder, or `{split}/{link name}` of a run. It must not exist yet,
             and appears whole or not at all.
-        to: the format; needed only where the suffix of `target` does not say it.
+        to: the format; needed only if the suffix of `target` does not tell.
 
     Raises:
-        ConfigError: `exists`, the target is there; `missing_path`, there are no shards; `not_packed`, there is
-            something else; `usage`, the format is not
-            given, or the suffix says another.
-        BadShardError: a source is no readable shard.
-        IntegrityError: `bad_row`, a row that is no bin.
+        ConfigError: `exists`, the target exists; `missing_path`, there are no shards; `not_packed`, there is
+            something else; `usage`, the format is not given, or the suffix contradicts it.
+        BadShardError: a source is not a readable shard.
+        IntegrityError: `bad_row`, a row is not a bin.
         StorageError: the target cannot be written.
     """
     if os.path.lexists(target):
-        raise ConfigError("is already there; nothing is replaced", code="exists", where=str(target))
+        raise ConfigError(
+            "already exists and is not replaced; choose another", code="exists", where=str(target)
+        )
     chosen = _format(target, to)
     named = _named_shards(source)
     is_file = target.suffix == SUFFIXES[chosen] != ""
@@ -89,7 +91,7 @@ def convert_shards(source: Path, target: Path, to: StorageFormat | None = None) 
     if is_file and not single:
         if len(named) > 1:
             raise ConfigError(
-                f"{len(named)} shards do not become one file; give a folder", code="usage", where=str(target)
+                f"{len(named)} shards cannot become one file; give a folder", code="usage", where=str(target)
             )
         single = True
     storage = StorageConfig(format=chosen)
@@ -115,7 +117,7 @@ def _format(target: Path, to: StorageFormat | None) -> StorageFormat:
 
 
 def _named_shards(source: Path) -> list[tuple[str, Path]]:
-    """Every shard with its name: relative to a folder, `{split}/{link}` in a run."""
+    """Return every shard with its name: relative to a folder, `{split}/{link}` in a run."""
     found = find(source)
     if found.is_run:
         manifest = packed_manifest(found)
@@ -127,7 +129,7 @@ def _named_shards(source: Path) -> list[tuple[str, Path]]:
     pile = sort_out(found)
     if pile.domain is not PACKED:
         raise ConfigError(
-            f"these are {pile.certain().kind}; only {PACKED.kind} are converted",
+            f"these are {pile.certain().kind}; only {PACKED.kind} can be converted",
             code="not_packed",
             where=str(source),
         )
@@ -174,7 +176,7 @@ def _convert(source: Path, target: Path, storage: StorageConfig, name: str, to: 
 
 def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
     metadata = shard.metadata
-    # Whole row groups, so that a block's size does not show in Parquet.
+    # Take whole row groups, so that the block size does not affect the Parquet file.
     per_group = (metadata.pack_size or _DEFAULT_PACK_SIZE) * row_group_size
     rows = max(1, _BLOCK_TOKENS // per_group) * row_group_size
     first = 0
@@ -185,13 +187,13 @@ def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
         large = np.flatnonzero(raw.ids > np.iinfo(np.int32).max)
         if len(large):
             row = int(np.searchsorted(raw.ids_offsets, large[0], side="right")) - 1
-            raise _bad_row(shard.path, first + row, f"the id {raw.ids[large[0]]} is no int32")
+            raise _bad_row(shard.path, first + row, f"the id {raw.ids[large[0]]} is not an int32")
         yield _bins(raw)
         first += raw.num_bins
 
 
 def _bad_row(path: Path, row: int, detail: str) -> IntegrityError:
-    message = f"{detail}; validate lists all that is wrong, and nothing was written"
+    message = f"{detail}; nothing was written; `validate` lists every fault"
     return IntegrityError(message, code="bad_row", where=f"{path}:{row}")
 
 

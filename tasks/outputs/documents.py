@@ -1,4 +1,4 @@
-"""Sampled documents: how many of each source and bucket, how long, and the first of them."""
+"""Inspect sampled documents: how many per source and bucket, how long, and the first of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 from tasks.storage.reading import file_bytes
 
 _BATCH_ROWS = 1_024
-# Of a text that is shown.
+# Most characters of a text that is shown.
 _MOST_CHARACTERS = 1_200
 
 
 def inspect_documents(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
-    """Look at the shards of a sample.
+    """Inspect the shards of a sample.
 
     Args:
-        rows: documents to show, from number `first` on.
+        rows: number of documents to show, starting at `first`.
 
     Raises:
         InputError: a shard cannot be read.
@@ -98,7 +98,7 @@ def _histogram(lengths: Counter[int]) -> Chart:
     ends, documents = power_classes(lengths)
     series = Series("documents", tuple(map(float, documents)), tuple(map(count, documents)))
     return Chart(
-        "Length of the texts",
+        "Text lengths",
         "Each class reaches up to a power of two.",
         "bytes, up to",
         tuple(map(binary, ends)),
@@ -119,10 +119,10 @@ def _samples(batch: pa.RecordBatch, first: int) -> list[Sample]:
 
 
 def cut(text: str) -> str:
-    """A text as it is shown: its first 1,200 characters."""
+    """Shorten a text to its first 1,200 characters for display."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
 
 def query_documents(outputs: Outputs) -> Tables:
-    """The table `documents`."""
+    """Return the table `documents`."""
     return Tables(files={"documents": outputs.files})

@@ -1,6 +1,6 @@
-"""The table of what Gristmill makes: how each kind of output is recognised, and what can be done with it.
+"""List what Gristmill makes: how to recognise each kind of output, and what can be done with it.
 
-`validate`, `inspect` and `convert` know no domain but through this table.
+`validate`, `inspect` and `convert` know the domains only through this table.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True)
 class Domain:
-    """One kind of output.
+    """A kind of output.
 
     Attributes:
         kind: what it is, in a few words.
-        flow: the flow that makes it; `None` for what all flows make.
-        is_file: whether a file is one by its name, or a folder by what lies in it.
-        columns: those a Parquet file is recognised by; none if it is never Parquet.
+        flow: the flow that makes it; `None` for what every flow makes.
+        is_file: tests a file by its name, or a folder by its contents.
+        columns: columns that identify a Parquet file; none if it is never Parquet.
         run_files: the data files of a run.
         validate_run: check a run beyond manifest, digests and ledger; `full` reads every row.
-        validate_files: check loose files; takes the files, `file` or `folder`, and what the user named.
-        inspect: numbers, and some rows; takes the output, rows to show, the first of them, a tokenizer's folder.
-        query: the tables of a query.
+        validate_files: check loose files; takes the files, `file` or `folder`, and the path that the user gave.
+        inspect: return numbers and some rows; takes the output, rows to show, the first row, a tokenizer's folder.
+        query: return the tables of a query.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What lies at a path, told by the table of domains: of which kind it is, and the files it is made of."""
+"""Find what is at a path, by the table of domains: its kind, and its files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Unclear:
     """A file whose kind is not certain.
 
     Attributes:
-        domain: what it is most like, if it is like anything.
-        error: why it is none of them.
+        domain: the closest domain, if any.
+        error: why it does not belong to any domain.
     """
 
     path: Path
@@ -29,13 +29,13 @@ class Unclear:
 
 @dataclass(frozen=True)
 class Pile:
-    """Loose files.
+    """A set of loose files.
 
     Attributes:
-        domain: what they are, rejects aside; `None` if nothing tells.
-        files: those of the domain; `rejects` those of rejected rows, unless they are all there is.
+        domain: their domain, apart from rejects; `None` if unknown.
+        files: those of the domain; `rejects` those of rejected rows, unless there are no others.
         unclear: those whose kind is not certain.
-        is_single: whether the user named one file, or a folder that is one shard.
+        is_single: whether the user gave one file, or a folder that is one shard.
     """
 
     domain: Domain | None
@@ -45,18 +45,22 @@ class Pile:
     is_single: bool
 
     def certain(self) -> Domain:
-        """The domain; raises what is wrong with the first file whose kind is not certain."""
+        """Return the domain.
+
+        Raises:
+            GristmillError: the error of the first file whose kind is not certain.
+        """
         if self.domain is None or self.unclear:
             raise self.unclear[0].error
         return self.domain
 
 
 def find_outputs(path: Path) -> tuple[Domain, Outputs]:
-    """What lies at `path`: a run, an output folder (its latest run), a folder of files of one kind, or a file.
+    """Find what is at `path`: a run, an output folder (its latest run), a folder of files of one kind, or a file.
 
     Raises:
-        ConfigError: `missing_path`; `unknown_output`: a file is nothing that Gristmill makes; `mixed_outputs`: a
-            folder holds several kinds; `run_below`: a folder holds runs.
+        ConfigError: `missing_path`; `unknown_output`: a file is not a Gristmill output; `mixed_outputs`: a
+            folder contains several kinds; `run_below`: a folder contains runs.
         IntegrityError: a run's manifest is missing or damaged.
         InputError: a file cannot be read.
     """
@@ -71,10 +75,10 @@ def find_outputs(path: Path) -> tuple[Domain, Outputs]:
 
 
 def domain_of(run: Found[Path]) -> Domain:
-    """The domain of a run.
+    """Return the domain of a run.
 
     Raises:
-        ConfigError: `unknown_output`: it is of a flow that is not known.
+        ConfigError: `unknown_output`: its flow is unknown.
         IntegrityError: its manifest is missing or damaged.
     """
     flow = run.manifest.flow
@@ -88,11 +92,11 @@ def domain_of(run: Found[Path]) -> Domain:
 
 
 def sort_out(found: Found[Path]) -> Pile:
-    """Sort the files at a path that is no run by what they are.
+    """Sort the files at a path that is not a run by kind.
 
     Raises:
         ConfigError: `missing_path`: there are none; `mixed_outputs`, `run_below`; `unknown_output`: one file that is
-            no Parquet file and nothing else that is known.
+            not a Parquet file nor of any other known kind.
     """
     path = found.named
     is_single = found.kind is Kind.FILE or _by_name(path) is not None
@@ -114,7 +118,7 @@ def _pile(path: Path, files: dict[str, list[Path]], unclear: list[Unclear], is_s
     rejects = files.pop(REJECTED.kind, [])
     if len(files) > 1:
         raise ConfigError(
-            f"this folder holds {' and '.join(sorted(files))}; name one kind's files or folder",
+            f"this folder holds {' and '.join(sorted(files))}; name the files or the folder of one kind",
             code="mixed_outputs",
             where=str(path),
         )
@@ -146,7 +150,7 @@ def _by_columns(path: Path) -> Domain | Unclear:
         if path.suffix != PARQUET:
             kinds = ", ".join(domain.kind for domain in DOMAINS)
             raise ConfigError(
-                f"this is nothing that gristmill makes or reads ({kinds})",
+                f"gristmill neither makes nor reads files like this ({kinds})",
                 code="unknown_output",
                 where=str(path),
             ) from None
@@ -159,7 +163,7 @@ def _by_columns(path: Path) -> Domain | Unclear:
     closest = max(tables, key=lambda domain: len(domain.columns & columns))
     expected = "; ".join(f"{domain.kind} have {', '.join(sorted(domain.columns))}" for domain in tables)
     unknown = ConfigError(
-        f"the columns {', '.join(sorted(columns))} are of nothing that gristmill makes: {expected}",
+        f"the columns {', '.join(sorted(columns))} do not match anything that gristmill makes: {expected}",
         code="unknown_output",
         where=str(path),
     )

@@ -1,4 +1,4 @@
-"""An output as the domains look at it: its files, and the tables that a query finds in them."""
+"""Describe an output to the domains: its files, and the tables for queries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tasks.run.find import Found
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files of one kind.
+    """The files of one kind.
 
     Attributes:
-        path: what the user named.
+        path: the path that the user gave.
         kind: what they are, in a few words.
-        files: shards in order; of a tokenizer its `tokenizer.json`.
-        rejects: files of rejected rows beside them.
-        run: the run they are of, if they are of one.
+        files: shards in order; for a tokenizer its `tokenizer.json`.
+        rejects: the files of rejected rows beside them.
+        run: the run they belong to, if any.
     """
 
     path: str
@@ -31,18 +31,18 @@ class Outputs:
 
     @property
     def root(self) -> Path:
-        """The folder that shards are named relative to."""
+        """The folder that shard names are relative to."""
         return self.run.folder if self.run is not None else Path(self.path)
 
     def name(self, file: Path) -> str:
-        """The name of a shard in its run or folder."""
+        """Return the name of a shard in its run or folder."""
         is_below = file != self.root and file.is_relative_to(self.root)
         return file.relative_to(self.root).as_posix() if is_below else file.name
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What a query can read.
+    """The tables that a query can read.
 
     Attributes:
         files: table name to Parquet files.

@@ -13,12 +13,12 @@ from tasks.outputs.rejects import rejects_tables
 
 
 def inspect_path(path: Path, rows: int = 0, first: int = 0, tokenizer: Path | None = None) -> Inspection:
-    """What lies at `path`, in numbers, and some of its rows.
+    """Return what is at `path` in numbers, with some of its rows.
 
     Args:
         path: a run, an output folder (its latest run), a folder of shards, a shard, or a tokenizer.
-        rows: how many bins, records or documents to show, from number `first` on.
-        tokenizer: folder of the tokenizer that turns packed ids into text.
+        rows: how many bins, records or documents to show, starting at `first`.
+        tokenizer: folder of the tokenizer that decodes packed ids.
 
     Raises:
         ConfigError: nothing there can be inspected.
@@ -34,12 +34,12 @@ def inspect_path(path: Path, rows: int = 0, first: int = 0, tokenizer: Path | No
 
 
 def query_path(path: Path, sql: str, most: int | None = None) -> Answer:
-    """The answer to a query over what lies at `path`.
+    """Run a query over what is at `path`.
 
-    The tables are `bins`, `measurements` or `documents`, by what lies there, and `rejects` if rows were rejected.
+    The tables are `bins`, `measurements` or `documents`, by kind of output, and `rejects` if rows were rejected.
 
     Args:
-        most: rows of the answer; `None` for all.
+        most: most rows to return; `None` for all.
 
     Raises:
         ConfigError: nothing there can be queried, or `bad_query`.

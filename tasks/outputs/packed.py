@@ -1,4 +1,4 @@
-"""Packed bins: counts, how full they are, how long their sequences, and a few as a trainer reads them."""
+"""Inspect packed bins: counts, fill, sequence lengths, and a few bins as a trainer reads them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, passages
 from tasks.storage.listing import stored_bytes
 
-# Lines of the table of shards.
+# Most lines in the table of shards.
 _MOST_SHARDS = 20
-# Of a bin that is shown.
+# Most tokens of a bin that is shown.
 _MOST_TOKENS = 2_000
 
 
 class _Counts:
-    """Totals over shards; what it holds grows with the longest bin only.
+    """Totals over shards; memory grows only with the longest bin.
 
     Attributes:
         lengths: int64[n], sequences by stored length.
-        used: int64[n], bins by the tokens they count.
+        used: int64[n], bins by their number of tokens.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Counts:
             trained=int(np.count_nonzero(bins.mask)),
         )
         lengths = _sequence_lengths(bins)
-        # Lengths of damaged bins can be anything; what is wrong with them, `validate` says.
+        # Damaged bins can have any length; `validate` reports what is wrong with them.
         self.lengths = _added(self.lengths, lengths[lengths >= 0])
         used = tokens - sequences if rule is Count.RUNTIME else tokens
         self.used = _added(self.used, used[used >= 0])
@@ -75,11 +75,11 @@ def _added(counts: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.i
 
 
 def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | None) -> Inspection:
-    """Look at packed shards of any format.
+    """Inspect packed shards of any format.
 
     Args:
-        rows: bins to show, from number `first` on, counted over all shards.
-        tokenizer: a folder; without it bins are shown as ids.
+        rows: number of bins to show, starting at `first`, counted over all shards.
+        tokenizer: its folder; without it, bins are shown as ids.
 
     Raises:
         InputError: a shard cannot be read.
@@ -105,7 +105,7 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
             ("tokenizer", told.tokenizer_digest),
             ("vocabulary", told.vocabulary_size),
         ):
-            about.setdefault(name, set()).add("not said" if value is None else str(value))
+            about.setdefault(name, set()).add("not recorded" if value is None else str(value))
         done = counts.totals - before
         shards.append((outputs.name(path), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
     return Inspection(
@@ -140,7 +140,7 @@ def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:
 
 def _about(about: dict[str, set[str]]) -> Table:
     rows = tuple((name, ", ".join(sorted(values))) for name, values in about.items())
-    return Table("What the shards say", (Column("field"), Column("value")), rows)
+    return Table("Metadata of the shards", (Column("field"), Column("value")), rows)
 
 
 def _shard_table(shards: list[tuple[str, ...]]) -> Table:
@@ -201,14 +201,14 @@ def _decoder(tokenizer: Path | None) -> Decode:
     except Exception as error:
         problem = " ".join(str(error).split())
         raise ConfigError(
-            f"no tokenizer can be read from this folder: {problem}",
+            f"cannot read a tokenizer from this folder: {problem}",
             code="bad_tokenizer",
             where=str(tokenizer),
         ) from error
 
 
 def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
-    """One bin, cut after so many tokens that it still fits a few screens."""
+    """Show one bin, cut so that it fits on a few screens."""
     ids, mask, starts = (
         values[offsets[place] : offsets[place + 1]]
         for values, offsets in (
@@ -233,14 +233,14 @@ def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
 
 
 def query_packed(outputs: Outputs) -> Tables:
-    """The table `bins`: Parquet in place, other formats as batches."""
+    """Return the table `bins`: Parquet in place, other formats as batches."""
     if all(file.suffix == ".parquet" for file in outputs.files):
         return Tables(files={"bins": outputs.files})
     return Tables(streams={"bins": packed_batches(outputs.files)})
 
 
 def packed_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
-    """Bins of any format as Arrow batches, for queries: `shard`, `bin`, and the three columns of a packed shard."""
+    """Yield bins of any format as Arrow batches for queries: `shard`, `bin`, and the columns of a packed shard."""
     lists = pa.list_(pa.int64())
     schema = pa.schema(
         [

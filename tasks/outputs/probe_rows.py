@@ -1,4 +1,4 @@
-"""Probe rows: records and their sizes, what training on them pads, and a crop as the model sees it."""
+"""Inspect probe rows: records and their sizes, padding in training, and a crop as the model sees it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tasks.report.histogram import power_classes
 from tasks.report.numbers import binary, count, share, size
 from tasks.storage.reading import file_bytes
 
-# Records read together.
+# Records read at once.
 _BATCH = 64
-# Records whose contexts are drawn: enough for four groups of 256, or less where records are large.
+# Records to draw contexts from: enough for four groups of 256, or fewer if records are large.
 _SAMPLED = 1_024
 _SAMPLED_BYTES = 1 << 28
 _GROUPS = (64, 256)
-# Measurements shown of one record.
+# Most measurements shown of one record.
 _MEASUREMENTS = 8
 
 
 def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
-    """Look at ArrayRecord shards.
+    """Inspect ArrayRecord shards.
 
     Args:
-        rows: records to show, from number `first` on, and whether to show a crop.
+        rows: number of records to show, starting at `first`; with 0, no crop is shown either.
 
     Raises:
         InputError: a file or a record cannot be read.
@@ -89,14 +89,14 @@ def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
 
 
 def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Items in order, each with the bytes of its measurements."""
+    """Yield the items in order, each with the bytes of its measurements."""
     for start in range(first, end, _BATCH):
         for item in source.__getitems__(range(start, min(start + _BATCH, end))):
             yield item, item["measurements"].nbytes
 
 
 def _class(value: int) -> int:
-    """The least power of two that is not less."""
+    """Return the smallest power of two that is not smaller."""
     return 1 << max(0, value - 1).bit_length()
 
 
@@ -117,7 +117,7 @@ def _contexts(source: ProbeRowDataSource, sampler: ProbeRowSampler, records: ran
 
 def _padding(source: ProbeRowDataSource, sampler: ProbeRowSampler, sampled: int) -> Chart:
     def padding(group: int, pack: bool) -> float:
-        """Share of padding when the contexts of `group` records are laid out together."""
+        """Return the share of padding when the contexts of `group` records are laid out together."""
         crops = padded = 0
         for start in range(0, sampled, group):
             contexts = _contexts(source, sampler, range(start, min(start + group, sampled)))
@@ -142,7 +142,7 @@ def _modes(contexts: Contexts, sampled: int) -> Chart:
     counts = np.bincount(contexts.modes, minlength=len(MODES)).tolist()
     total = sum(counts)
     series = Series("contexts", tuple(map(float, counts)), tuple(share(value, total) for value in counts))
-    caption = f"{count(total)} contexts of {count(sampled)} records, by which timestamps they show."
+    caption = f"{count(total)} contexts of {count(sampled)} records, by the timestamps they show."
     return Chart("Modes of contexts", caption, "timestamps", MODES, (series,))
 
 
@@ -172,7 +172,7 @@ def _rtt(rtt_ms: float | None) -> str:
 
 
 def _crop(crops: Crops) -> list[Table]:
-    """The first crop, measurement by measurement."""
+    """Show the first crop, measurement by measurement."""
     tokens, segments = crops["inputs"][0], crops["inputs_segmentation"][0]
     rows = []
     for segment in range(1, int(segments.max(initial=0)) + 1):
@@ -198,12 +198,12 @@ def _crop(crops: Crops) -> list[Table]:
 
 
 def query_probes(outputs: Outputs) -> Tables:
-    """The table `measurements`."""
+    """Return the table `measurements`."""
     return Tables(streams={"measurements": measurement_batches(outputs.files)})
 
 
 def measurement_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
-    """Every measurement with the `src_id` and `src_addr` of its record, for queries."""
+    """Yield every measurement with the `src_id` and `src_addr` of its record, for queries."""
     own = [pa.field("src_id", pa.int64()), pa.field("src_addr", pa.string())]
     schema = pa.schema([*own, *measurements_schema()])
     source = ProbeRowDataSource([str(path) for path in paths])

@@ -1,4 +1,4 @@
-"""SQL over an output, by DuckDB: one SELECT, over these files and nothing else."""
+"""Query an output in SQL with DuckDB: one SELECT, over the given files only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from schemas.errors import ConfigError
 from schemas.inspection import Answer
 from tasks.storage.names import scratch_folder
 
-# What the number of a row in its file is called.
+# Name of the column with a row's number in its file.
 _NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
 
 
 def parquet_view(paths: Sequence[Path], number: str) -> str:
-    """The statement that reads Parquet files as one table.
+    """Return the statement that reads Parquet files as one table.
 
     Args:
         number: name of the column with a row's number in its file; `shard` is the file's name.
@@ -37,18 +37,18 @@ def run_query(
     streams: dict[str, pa.RecordBatchReader],
     most: int | None = None,
 ) -> Answer:
-    """The answer to one query.
+    """Run one query.
 
-    A query can read the tables named here. It can neither write nor reach another file: DuckDB is shut off from
-    files and configuration before it sees the query, and only statements that select are run.
+    A query can read only the given tables. It can neither write nor reach another file: DuckDB is shut off from
+    files and configuration before it sees the query, and only SELECT-like statements run.
 
     Args:
         files: table name to Parquet files, which are read in place.
-        streams: table name to batches, which are copied to a temporary database first.
-        most: rows of the answer; `None` for all.
+        streams: table name to batches, which are first copied to a temporary database.
+        most: most rows to return; `None` for all.
 
     Raises:
-        ConfigError: `bad_query`, with what DuckDB says.
+        ConfigError: `bad_query`, with DuckDB's message.
     """
     import duckdb
 
@@ -77,7 +77,7 @@ def _database() -> Iterator[Any]:
 
     with scratch_folder("gristmill-query-") as folder:
         database = str(Path(folder, "query.db"))
-        # Without replacement scans no variable of this program can be named as a table.
+        # Without replacement scans, a query cannot use a variable of this program as a table.
         with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:
             yield connection
 

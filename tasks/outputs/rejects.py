@@ -1,4 +1,4 @@
-"""Reject files: rows by reason, some of them, and whether they are what a run's ledger says."""
+"""Inspect and validate reject files: rows by reason, examples, and agreement with the run's ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLUMNS = {
 
 
 def validate_rejects(files: Sequence[Path], kind: str, where: str) -> Verdict:
-    """Validate reject files by themselves; counts `reject_files` and `rejected_rows`."""
+    """Validate reject files on their own; count `reject_files` and `rejected_rows`."""
     checked = [check_columns(file, _COLUMNS) for file in files]
     return Verdict(
         path=where,
@@ -44,7 +44,7 @@ def validate_rejects(files: Sequence[Path], kind: str, where: str) -> Verdict:
 
 
 def check_ledger(run: Found[Path]) -> list[Fault]:
-    """The rejected rows that the ledger counts are the rows that the reject files list."""
+    """Check that the reject files list the rejected rows that the ledger counts."""
     listed: Counter[str] = Counter()
     for file in run.outputs(REJECTS):
         try:
@@ -55,15 +55,15 @@ def check_ledger(run: Found[Path]) -> list[Fault]:
     rejected = run.manifest.ledger.rejected
     if listed == rejected:
         return []
-    detail = f"the ledger rejected {rejected}, the files in {REJECTS} list {dict(listed)}"
+    detail = f"the ledger counts {rejected} as rejected, but the files in {REJECTS} list {dict(listed)}"
     return [Fault(where=str(run.folder / MANIFEST), rule="ledger", detail=detail)]
 
 
 def inspect_rejects(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
-    """Look at reject files.
+    """Inspect reject files.
 
     Args:
-        rows: rejected rows to show, from number `first` on.
+        rows: number of rejected rows to show, starting at `first`.
 
     Raises:
         InputError: a file cannot be read.
@@ -72,7 +72,7 @@ def inspect_rejects(outputs: Outputs, rows: int, first: int, tokenizer: Path | N
 
 
 def rejects_tables(files: Sequence[Path], rows: int = 0, first: int = 0) -> tuple[Table, ...]:
-    """Rejected rows by reason, and some of them.
+    """Return tables of rejected rows by reason, and some of the rows.
 
     Raises:
         InputError: a file cannot be read.
@@ -99,7 +99,7 @@ def rejects_tables(files: Sequence[Path], rows: int = 0, first: int = 0) -> tupl
 
 
 def query_rejects(outputs: Outputs) -> Tables:
-    """The table `rejects`."""
+    """Return the table `rejects`."""
     return Tables(files={"rejects": outputs.files})
 
 

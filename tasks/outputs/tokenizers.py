@@ -1,4 +1,4 @@
-"""A tokenizer: its size, its special tokens, and a sentence as it cuts it."""
+"""Inspect a tokenizer: its size, its special tokens, and how it splits a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SENTENCE = 'def greet(name):\n    return f"Hello, {name}! Grüße aus Zürich, 
 def inspect_tokenizer(
     outputs: Outputs, rows: int = 0, first: int = 0, tokenizer: Path | None = None
 ) -> Inspection:
-    """Look at a `tokenizer.json`.
+    """Inspect a `tokenizer.json`.
 
     Raises:
         ConfigError: `mixed_outputs`: there are several.
@@ -28,7 +28,7 @@ def inspect_tokenizer(
     if len(outputs.files) != 1:
         names = ", ".join(map(outputs.name, outputs.files)) or "none"
         raise ConfigError(
-            f"expected one {TOKENIZER_FILE}, there are: {names}; name one",
+            f"expected one {TOKENIZER_FILE}, found {names}; name one",
             code="mixed_outputs",
             where=outputs.path,
         )
@@ -41,7 +41,7 @@ def inspect_tokenizer(
         (Column("id", True), Column("token"), Column("special")),
         tuple((str(number), token.content, "yes" if token.special else "no") for number, token in added),
     )
-    # A character of several tokens is shown with the first of them.
+    # A character of several tokens is shown with the first token.
     ends = [0, *itertools.accumulate((end for _, end in encoded.offsets), max)]
     pieces = tuple((Passage(_SENTENCE[start:end], False),) for start, end in itertools.pairwise(ends))
     facts = (
@@ -55,5 +55,9 @@ def inspect_tokenizer(
 
 
 def query_tokenizer(outputs: Outputs) -> Tables:
-    """Raise a `ConfigError`: there is nothing to query."""
-    raise ConfigError("a tokenizer holds no rows to query", code="bad_query", where=outputs.path)
+    """Refuse to query a tokenizer.
+
+    Raises:
+        ConfigError: `bad_query`, always: a tokenizer has no rows.
+    """
+    raise ConfigError("a tokenizer has no rows to query", code="bad_query", where=outputs.path)

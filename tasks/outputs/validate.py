@@ -15,7 +15,7 @@ from tasks.run.receipts import Verify
 
 
 def validate_path(path: Path, full: bool = True) -> Verdict:
-    """Validate what lies at `path`.
+    """Validate what is at `path`.
 
     Args:
         path: a run folder, an output folder (its latest run), a folder of shards or of reject files, a tokenizer's
@@ -24,7 +24,7 @@ def validate_path(path: Path, full: bool = True) -> Verdict:
             of loose files.
 
     Raises:
-        ConfigError: nothing there can be validated, or a folder holds files of several kinds.
+        ConfigError: nothing there can be validated, or a folder contains files of several kinds.
     """
     found = find(path)
     return _validate_run(found, full) if found.is_run else _validate_loose(found)
@@ -34,7 +34,7 @@ def _validate_loose(found: Found[Path]) -> Verdict:
     pile = sort_out(found)
     kind, where = "file" if pile.is_single else "folder", str(found.named)
     verdicts = []
-    # What cannot be read, or lacks a column, is judged as what lies around it, or as what it is most like.
+    # Judge a file that is unreadable or lacks a column as the files around it, or as the closest domain.
     doubtful = [file.path for file in pile.unclear]
     if pile.domain is not None:
         files = sorted([*pile.files, *doubtful], key=lambda file: file.parts)

@@ -1,1 +1,1 @@
-"""Bins from lengths, and the array kernels around them: pure, shared by pack-sft and the loader of probe rows."""
+"""Pack lengths into bins, with the array kernels this needs: pure, shared by pack-sft and the probe-row loader."""

@@ -1,4 +1,4 @@
-"""Small array kernels that several rooms need: offsets, ranges, stable order, repeated rows. Pure NumPy."""
+"""Provide array kernels that several packages share: offsets, ranges, stable order, repeated rows. Pure NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGIT = 1 << 16
 
 
 def lengths_to_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Where each of n lists begins in their concatenation, and its end: int64[n + 1].
+    """Return where each of n lists begins in their concatenation, and its end: int64[n + 1].
 
     >>> lengths_to_offsets([2, 0, 3]).tolist()
     [0, 2, 2, 5]
@@ -20,7 +20,7 @@ def lengths_to_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
 
 
 def owners(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """The list that each item of n concatenated lists is in: int64[sum of lengths].
+    """Return which list each item of n concatenated lists belongs to: int64[sum of lengths].
 
     >>> owners(np.array([2, 0, 3])).tolist()
     [0, 0, 2, 2, 2]
@@ -29,24 +29,25 @@ def owners(lengths: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def ranges(starts: NDArray[Any] | int, lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """`start, start + 1, …` for each pair of `start` and `length`, one after the other: int64[sum of lengths].
+    """Concatenate `start, start + 1, …` over all pairs of `start` and `length`: int64[sum of lengths].
 
     Args:
-        starts: int64[n], or one for all.
+        starts: int64[n], or one value for all.
         lengths: int64[n].
 
     >>> ranges(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
     [10, 11, 30, 31, 32]
     """
+    # One `arange` for all, shifted per range, avoids a loop over the ranges.
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
-    """The order that sorts `keys`, equal ones in their given order.
+    """Return the order that sorts `keys`, equal ones in their given order.
 
-    In 16-bit passes: NumPy sorts 16-bit keys by radix, 2**20 of them in 30 ms; wider keys it compares, which takes
-    three times as long in random order.
+    The sort runs in 16-bit passes: NumPy sorts 16-bit keys by radix, 2**20 in 30 ms, and compares wider keys, which
+    takes three times as long in random order.
 
     Args:
         keys: non-negative integers below `num_keys`.
@@ -54,7 +55,7 @@ def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
     >>> stable_order(np.array([2, 0, 2, 1]), 3).tolist()
     [1, 3, 0, 2]
     """
-    # A conversion keeps the lower 16 bits.
+    # The conversion keeps the lower 16 bits.
     order = np.argsort(keys.astype(np.uint16, copy=False), kind="stable")
     shift = 16
     while num_keys > 1 << shift:
@@ -65,7 +66,7 @@ def stable_order(keys: NDArray[Any], num_keys: int) -> NDArray[np.int64]:
 
 
 def repeated(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows equal an earlier one in all columns: bool[n].
+    """Mark the rows that equal an earlier one in all columns: bool[n].
 
     Args:
         columns: each an array of n integers.
@@ -73,7 +74,7 @@ def repeated(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     >>> repeated(np.array([1, 1, 2, 1]), np.array([7, 8, 7, 7])).tolist()
     [False, False, False, True]
     """
-    # Stable, so the first in the given order stays.
+    # The sort is stable, so the first row in the given order is never marked.
     order = np.lexsort(columns)
     same = np.ones(max(len(order) - 1, 0), dtype=bool)
     for column in columns:

@@ -1,4 +1,4 @@
-"""Packs sequences into bins of at most `size` tokens: shuffled first, tight in the end.
+"""Pack sequences into bins of at most `size` tokens: shuffled first, then tight.
 
 `decreasing` is best-fit decreasing, by histogram (`tasks.packing.histogram`): next to no waste, but
 bins of equal lengths only. `shuffled`, the default, keeps the mix of the data: random items go next-fit into
@@ -29,11 +29,11 @@ from tasks.packing.next_fit import next_fit
 Order = Literal["shuffled", "decreasing"]
 IntArray = npt.NDArray[np.integer]
 
-# Share of the items held back from next-fit: tried in turn until the waste is below one in 2,000.
+# Shares of the items to hold back from next-fit, tried in turn until the waste is below one in 2,000.
 _RESERVES = (0.3, 0.5, 0.75)
 _WASTE_DIVISOR = 2_000
 _MAX_SIZE = 2**24
-# Up to here all bins are shuffled together, one swap at a time; a bin of more items pays for its own call.
+# Up to this many items, all bins are shuffled together, one swap at a time; larger bins justify a call each.
 _MAX_SWAPS = 64
 
 
@@ -62,18 +62,18 @@ def pack(
     order: Order = "shuffled",
     seed: int | Sequence[int] | np.random.Generator,
 ) -> Packing:
-    """Packs items into bins.
+    """Pack items into bins.
 
     Args:
         lengths: integers [n], tokens of each item, 0..size. An item of 0 tokens costs nothing.
-        size: capacity of a bin in tokens, 1..2^24; tables by length take about 60 bytes a token of it.
+        size: capacity of a bin in tokens, 1..2^24; tables by length take about 60 bytes per token of it.
         order: `shuffled` keeps each bin's lengths mixed as far as waste of at most 0.05% over
-            ceil(total / size), or over the best known number of bins, allows; `decreasing` has the least
+            ceil(total / size), or over the best known number of bins, allows; `decreasing` gives the least
             waste and bins of similar lengths.
         seed: seed, seed sequence, or generator (which is advanced).
 
     Returns:
-        The bins, none of them empty, in random order; no bins without items.
+        The bins in random order, none of them empty; without items, no bins.
 
     Raises:
         ValueError: a length outside 0..size, lengths that are not a vector of integers, a size out of
@@ -89,6 +89,7 @@ def pack(
         raise ValueError(f"order is {order!r}; allowed are 'shuffled' and 'decreasing'")
     rng = np.random.default_rng(seed)
     num_items = len(narrow)
+    # One permutation makes all later choices among items random: everything below can take items in order.
     permutation = rng.permutation(num_items)
     mixed = narrow[permutation]
     items = permutation.astype(np.dtype(np.int32 if num_items < 2**31 else np.int64))
@@ -101,10 +102,10 @@ def pack(
 
 @dataclass(frozen=True)
 class _Layout:
-    """A packing of shuffled items before it is written out; bins are ranked by their gap after next-fit.
+    """A packing of shuffled items before assembly; bins are ranked by their gap after next-fit.
 
     Attributes:
-        head_bounds: int64[num_head + 1], the runs of items that next-fit made a bin of.
+        head_bounds: int64[num_head + 1], the runs of items that next-fit put into one bin each.
         by_gap: int64[num_head], the next-fit bin of each rank.
         placement: where the items after the head go; its bins are the ranks.
     """
@@ -115,12 +116,12 @@ class _Layout:
 
 
 def _checked(lengths: npt.ArrayLike, size: int) -> IntArray:
-    """The lengths in the narrowest unsigned type: 16-bit keys are sorted by radix, 5 times faster."""
+    """Check the lengths and convert them to the narrowest unsigned type: NumPy sorts 16-bit keys 5 times faster."""
     if not 1 <= size <= _MAX_SIZE:
         raise ValueError(f"size is {size}; allowed are 1..{_MAX_SIZE} tokens a bin")
     array = np.asarray(lengths)
     if array.shape == (0,):
-        array = array.astype(np.int64)  # numpy makes floats of an empty list
+        array = array.astype(np.int64)  # numpy turns an empty list into floats
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"lengths are {array.dtype}{list(array.shape)}; expected a vector of integers")
     if len(array) and (array.min() < 0 or array.max() > size):
@@ -138,7 +139,7 @@ def _decreasing(mixed: IntArray, size: int) -> _Layout:
 
 
 def _shuffled(mixed: IntArray, size: int) -> _Layout:
-    """The layout with the smallest reserve whose waste is within the limit, else decreasing."""
+    """Return the layout with the smallest reserve whose waste is within the limit, else decreasing."""
     limit = _with_waste(lower_bound(np.bincount(mixed), size))
     layout = _with_reserve(mixed, size, _RESERVES[0])
     if layout.placement.num_bins <= limit:
@@ -173,9 +174,10 @@ def _assemble(
     layout: _Layout,
     rng: np.random.Generator,
 ) -> Packing:
-    """Writes the items of a layout to their places, the bins in random order."""
+    """Write the items of a layout to their final positions, with the bins in random order."""
     bounds, by_gap, placement = layout.head_bounds, layout.by_gap, layout.placement
     num_head = int(bounds[-1])
+    # Next-fit makes bins in item order and placement by gap; a random order of bins hides both from the trainer.
     bin_of_rank = rng.permutation(placement.num_bins)
     head_counts = np.zeros(placement.num_bins, np.int64)
     head_counts[: len(by_gap)] = np.diff(bounds)[by_gap]
@@ -184,6 +186,7 @@ def _assemble(
     offsets = np.append(0, np.cumsum(counts))
     rank_starts = offsets[bin_of_rank]
 
+    # Copy the next-fit bins with one shift per bin: their items are already adjacent.
     bin_items = np.empty_like(items)
     shifts = np.empty(len(by_gap), items.dtype)
     shifts[by_gap] = rank_starts[: len(by_gap)]
@@ -192,10 +195,13 @@ def _assemble(
     positions += np.arange(num_head, dtype=items.dtype)
     bin_items[positions] = items[:num_head]
 
+    # `place` works longest first, so the items held back take their positions in that order; the sort is stable, so
+    # items of one length stay in random order.
     longest_first = stable_order(size - mixed[num_head:], size + 1)
     positions = placement.positions((rank_starts + head_counts).astype(items.dtype))
     bin_items[positions] = items[num_head:][longest_first]
 
+    # Items held back follow the next-fit ones, longest first; shuffle so that a position says nothing about length.
     settled = np.empty_like(head_counts)
     settled[bin_of_rank] = head_counts
     _shuffle_bins(bin_items, offsets, settled, rng)
@@ -208,17 +214,19 @@ def _shuffle_bins(
     settled: npt.NDArray[np.int64],
     rng: np.random.Generator,
 ) -> None:
-    """Shuffles each bin in place; its first `settled` items are those of a next-fit bin.
+    """Shuffle each bin in place; its first `settled` items are those of a next-fit bin.
 
-    The first item of a next-fit bin is longer than most, as it did not fit the bin before; the others are in
-    random order already. So the first swaps with any of the settled, and then, Fisher-Yates from the front,
-    each item held back with any up to itself, for all bins at once: 0.1 s for 3M items held back.
+    The first item of a next-fit bin is longer than most, as it did not fit into the bin before; the others are in
+    random order already. So the first swaps with any of the settled items, and then, Fisher-Yates from the front,
+    each item held back swaps with any up to itself, for all bins at once: 0.1 s for 3M items held back.
     """
     counts = np.diff(offsets)
     added = counts - settled
+    # A call per bin pays only for bins with many items held back, and these are few.
     for long_bin in np.flatnonzero(added > _MAX_SWAPS).tolist():
         rng.shuffle(bin_items[offsets[long_bin] : offsets[long_bin + 1]])
     _swap_with_any(bin_items, offsets[:-1], np.zeros_like(settled), settled, rng)
+    # Take one step of Fisher-Yates in all other bins at once: there are far more bins than steps.
     left = np.flatnonzero((added > 0) & (added <= _MAX_SWAPS))
     start, index, count = offsets[left], settled[left], counts[left]
     while len(start):
@@ -235,8 +243,8 @@ def _swap_with_any(
     among: npt.NDArray[np.int64],
     rng: np.random.Generator,
 ) -> None:
-    """Swaps item `index` of each bin with one of its first `among` items; with itself where that is 0."""
+    """Swap item `index` of each bin with one of its first `among` items; with itself where that is 0."""
     here = start + index
-    # 24 random bits: choices among n items differ in probability by n / 2^24 of it at most.
+    # With 24 random bits, choices among n items differ in probability by at most n / 2^24 of it.
     other = start + (rng.random(len(start), np.float32) * among).astype(np.int64)
     bin_items[here], bin_items[other] = bin_items[other], bin_items[here]

@@ -1,4 +1,4 @@
-"""Best-fit decreasing by histogram: the cost depends on distinct lengths, not on the number of items.
+"""Pack best-fit decreasing by histogram: the cost depends on distinct lengths, not on the number of items.
 
 Items of one length are interchangeable, and so are open bins of one remaining capacity and item count.
 A range `(first_bin, end_bin, fill)` therefore stands for any number of identical bins, and one *event*
@@ -7,7 +7,7 @@ first, go `each` to a bin, behind the `fill` items put there before. 1M items of
 are about 14,000 events and 12 ms of Python; 10M are hardly more.
 
 Everything here works on histograms, `int64` arrays whose entry `v` counts the items (or open bins) of
-length (or remaining capacity) `v` tokens. Which item is which is settled when events are expanded.
+length (or remaining capacity) `v` tokens. Individual items are assigned only when events are expanded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
-BinRange = tuple[int, int, int]  # first bin, end bin, items added to each of them so far
+BinRange = tuple[int, int, int]  # first bin, end bin, items added to each bin so far
 
 # Capacities are marked in words of 512 bits under one summary word. One bitset over all capacities is
 # 5% faster at a size of 4,096, and 3-4 times slower at 131,072, where each step would touch 16 KB.
@@ -29,18 +29,18 @@ _WORD_MASK = (1 << _WORD_SHIFT) - 1
 
 @dataclass(frozen=True)
 class Placement:
-    """Where items, sorted by descending length, go.
+    """The bins that items, sorted by descending length, go to.
 
     Attributes:
         events: int64[e, 4], columns first_bin, num_bins, each, fill (see the module's text), in item order.
-        num_bins: bins in all: those open beforehand, by ascending capacity, then the new ones.
+        num_bins: total number of bins: those open beforehand, by ascending capacity, then the new ones.
     """
 
     events: Int64Array
     num_bins: int
 
     def added(self) -> Int64Array:
-        """Number of items added to each bin, int64[num_bins]."""
+        """Count the items added to each bin: int64[num_bins]."""
         first, num, each, _ = self.events.T
         steps = np.zeros(self.num_bins + 1, np.int64)
         np.add.at(steps, first, each)
@@ -48,7 +48,7 @@ class Placement:
         return np.cumsum(steps[:-1])
 
     def positions(self, starts: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
-        """Expands the events to one position an item.
+        """Expand the events to one position per item.
 
         Args:
             starts: int32 or int64[num_bins], position of the first added item of each bin.
@@ -68,12 +68,12 @@ class Placement:
 
 
 def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placement:
-    """Places items into open bins, the longest item first, each into the tightest bin; opens bins as needed.
+    """Place items into open bins, longest first, each into the tightest bin; open bins as needed.
 
     Args:
         item_counts: int64[<= size + 1], items of each length; those of length 0 are spread over all bins.
         size: capacity of a bin in tokens, at least 1.
-        gap_counts: int64[<= size + 1], open bins of each remaining capacity; empty when there are none.
+        gap_counts: int64[<= size + 1], open bins of each remaining capacity; empty if there are none.
 
     Returns:
         The placement of all items.
@@ -89,11 +89,13 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
     """
     bins = _OpenBins(size)
     num_bins = 0
+    # Number the open bins by capacity, the order that `Placement` promises its callers.
     for gap in np.flatnonzero(gap_counts).tolist():
         end = num_bins + int(gap_counts[gap])
         bins.put(gap, num_bins, end, 0)
         num_bins = end
     events: list[int] = []
+    # Longest first: short items are the easiest to fit into the gaps that are left.
     lengths = np.flatnonzero(item_counts[1:])[::-1] + 1
     for length, count in zip(lengths.tolist(), item_counts[lengths].tolist(), strict=True):
         while count:
@@ -102,6 +104,7 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
             capacity = capacity or size
             each = capacity // length
             num = count // each
+            # Fewer items are left than one bin can take: a single bin takes them all.
             if not num:
                 num, each = 1, count
             if fresh:
@@ -113,6 +116,7 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
             events += (first, num, each, fill)
             bins.put(capacity - each * length, first, end, fill + each)
             count -= num * each
+    # Items of length 0 fit anywhere; spread them so that no bin gets too many.
     if len(item_counts) and item_counts[0]:
         num_bins = max(num_bins, 1)
         events += _spread(int(item_counts[0]), num_bins, bins)
@@ -120,11 +124,11 @@ def place(item_counts: Int64Array, size: int, gap_counts: Int64Array) -> Placeme
 
 
 def lower_bound(item_counts: Int64Array, size: int) -> int:
-    """Number of bins no packing can beat (Martello and Toth's L2, over every threshold at once).
+    """Return a number of bins that no packing can beat (Martello and Toth's L2, over every threshold at once).
 
     Items above half the size cannot share a bin; for each threshold `a`, those above `size - a` cannot even
     take an item of `a`, so what remains of the items in `a..size/2` needs bins of its own. Never less than
-    total / size rounded up; exact knowledge here spares retries that cannot succeed.
+    total / size rounded up; a tight bound avoids retries that cannot succeed.
 
     Args:
         item_counts: int64[<= size + 1], items of each length.
@@ -139,14 +143,16 @@ def lower_bound(item_counts: Int64Array, size: int) -> int:
     """
     counts = np.zeros(size + 1, np.int64)
     counts[: len(item_counts)] = item_counts
-    tokens = np.cumsum(counts * np.arange(size + 1))  # of items up to each length
+    tokens = np.cumsum(counts * np.arange(size + 1))  # tokens of all items up to each length
     counts = np.cumsum(counts)
     half = size // 2
     a = np.arange(half + 1)
+    # Items above half the size need a bin each; `mid` are those of them that may take items of `a` or more.
     long = counts[-1] - counts[half]
     mid = counts[size - a] - counts[half]
     mid_tokens = tokens[size - a] - tokens[half]
     small_tokens = tokens[half] - np.where(a > 0, tokens[a - 1], 0)
+    # Only what exceeds the room beside `mid` needs further bins.
     excess = small_tokens - (mid * size - mid_tokens)
     return int(long + np.maximum(-(-excess // size), 0).max())
 
@@ -162,7 +168,7 @@ class _OpenBins:
         self._summary = 0
 
     def tightest(self, length: int) -> int:
-        """Smallest capacity of at least `length`, or 0 if no bin has it."""
+        """Return the smallest open capacity of at least `length`, or 0 if there is none."""
         index = length >> _WORD_SHIFT
         word = self._words[index] >> (length & _WORD_MASK)
         if word:
@@ -175,7 +181,7 @@ class _OpenBins:
         return (index << _WORD_SHIFT) + (word & -word).bit_length() - 1
 
     def take(self, capacity: int, at_most: int) -> BinRange:
-        """Removes up to `at_most` bins of one range of this capacity."""
+        """Remove up to `at_most` bins of one range of this capacity."""
         stack = self._ranges[capacity]
         first, end, fill = stack.pop()
         if end - first > at_most:
@@ -189,7 +195,7 @@ class _OpenBins:
         return first, end, fill
 
     def put(self, capacity: int, first: int, end: int, fill: int) -> None:
-        """Adds a range, joined to the last one of this capacity where it continues it."""
+        """Add a range, joined to the last one of this capacity if it continues it."""
         stack = self._ranges.get(capacity)
         if stack:
             last_first, last_end, last_fill = stack[-1]
@@ -204,13 +210,13 @@ class _OpenBins:
         self._summary |= 1 << index
 
     def ranges(self) -> Iterator[BinRange]:
-        """Every range, full bins included."""
+        """Return every range, full bins included."""
         for stack in self._ranges.values():
             yield from stack
 
 
 def _spread(count: int, num_bins: int, bins: _OpenBins) -> list[int]:
-    """Events that deal `count` items of length 0 evenly over all bins."""
+    """Return events that deal `count` items of length 0 evenly over all bins."""
     each, rest = divmod(count, num_bins)
     events: list[int] = []
     for first, end, fill in list(bins.ranges()) or [(0, 1, 0)]:
@@ -224,7 +230,7 @@ def _spread(count: int, num_bins: int, bins: _OpenBins) -> list[int]:
 
 
 def _before(counts: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
-    """Exclusive running sum, in the dtype of `counts`."""
+    """Return the exclusive running sum, in the dtype of `counts`."""
     sums = np.cumsum(counts, dtype=counts.dtype)
     sums -= counts
     return sums

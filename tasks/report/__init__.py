@@ -1,1 +1,1 @@
-"""What a run says about itself: composed once, rendered as a page and as Prefect artifacts."""
+"""Compose the report of a run once, and render it as a page and as Prefect artifacts."""

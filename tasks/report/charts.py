@@ -1,12 +1,12 @@
-"""Bar charts as SVG.
+"""Draw bar charts as SVG.
 
-All plots of a report are bars, so they are drawn here: matplotlib took 0.3-0.4 s and 45 MB to import (sample-corpus
-holds its whole run in 300 MB), 100 MB on disk, and 12 kB for a chart whose colours and fonts would have to be
-rewritten to follow the reader's theme. These take a millisecond and 2-5 kB, hold text as text and no ids, and are the
-same bytes for the same numbers.
+All plots of a report are bars, so this module draws them: matplotlib took 0.3-0.4 s and 45 MB to import
+(sample-corpus runs in 300 MB), 100 MB on disk, and 12 kB for a chart whose colours and fonts would have to be
+rewritten to follow the reader's theme. These take a millisecond and 2-5 kB, keep text as text, use no ids, and are
+the same bytes for the same numbers.
 
 Inside a page, colours come from its custom properties; a chart that stands alone (an image in an artifact, which may
-be shown on a light or a dark page) falls back to tones that can be read on both.
+be shown on a light or a dark page) falls back to tones that are legible on both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _WIDTH = 360
 _UPRIGHT_HEIGHT = 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 4, 10, 40
 _LINE = 38
-# An artifact page is wide and shows an image in its own size.
+# An artifact page is wide and shows an image at its own size.
 _ALONE = 1.4
-# About what fits under the bars without touching.
+# About as many labels as fit under the bars without touching.
 _MOST_TICKS = 7
-# A chart with more lines is a table.
+# A chart with more lines becomes a table.
 _MOST_LINES = 30
 
 _STYLE = Markup(
@@ -42,10 +42,10 @@ _STYLE = Markup(
 
 
 def draw(chart: Chart, alone: bool = False) -> Markup:
-    """The chart as an SVG element.
+    """Draw a chart as an SVG element.
 
     Args:
-        alone: as a document of its own, with namespace and style; else the page brings both.
+        alone: draw a standalone document with namespace and style; otherwise the page provides both.
     """
     body, height = _columns(chart) if chart.upright else _lines(chart)
     wide, high = round(_WIDTH * _ALONE), round(height * _ALONE)
@@ -61,7 +61,7 @@ def draw(chart: Chart, alone: bool = False) -> Markup:
 
 
 def _columns(chart: Chart) -> tuple[Markup, int]:
-    """Bars side by side, over a scale of round numbers."""
+    """Draw bars side by side, over a scale of round numbers."""
     top = max((value for series in chart.series for value in series.values), default=0) or 1
     step = _round_step(top)
     ceiling = step * math.ceil(top / step - 1e-9)
@@ -81,7 +81,7 @@ def _columns(chart: Chart) -> tuple[Markup, int]:
         for place, (value, text) in enumerate(zip(series.values, series.texts, strict=True)):
             if value <= 0:
                 continue
-            # At least a visible line: one of a million is not nothing.
+            # Draw at least a visible line: one in a million is not zero.
             high = max(tall * value / ceiling, 1)
             x = _LEFT + place * slot + (slot - bar * len(chart.series)) / 2 + number * bar
             parts.append(
@@ -113,7 +113,7 @@ def _columns(chart: Chart) -> tuple[Markup, int]:
 
 
 def _lines(chart: Chart) -> tuple[Markup, int]:
-    """A line for each label: its name and value, and under them a bar; with two series the first is the track."""
+    """Draw a line per label: its name and value, and a bar below; with two series the first is the track."""
     labels = chart.labels[:_MOST_LINES]
     top = max((value for series in chart.series for value in series.values), default=0) or 1
     parts = []
@@ -156,7 +156,7 @@ def _legend(chart: Chart, y: int) -> Iterator[Markup]:
 
 
 def _round_step(top: float) -> float:
-    """1, 2 or 5 times a power of ten, so that 3 to 6 steps reach `top`.
+    """Return 1, 2 or 5 times a power of ten, so that 3 to 6 steps reach `top`.
 
     >>> [_round_step(top) for top in (1, 9, 40, 7473)]
     [0.2, 2.0, 10.0, 2000.0]

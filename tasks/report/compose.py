@@ -1,6 +1,6 @@
-"""A run's report, composed: what every flow says of itself, and what only this one has.
+"""Compose a run's report from the parts common to all flows and those of its own flow.
 
-The data are sacred and the report is not: whatever cannot be told is logged, named in the report's remarks, and left
+A report must never endanger the data: a part that fails is logged, named in the report's remarks, and left
 out.
 """
 
@@ -21,7 +21,7 @@ from tasks.run.environment import environment, versions
 from tasks.run.layout import MANIFEST
 from tasks.run.publish import Publication
 
-# Rows of a flow's own table; a sample may have thousands of buckets.
+# Most rows of a flow's own table; a sample may have thousands of buckets.
 _MOST_ROWS = 100
 
 log = logging.getLogger("gristmill.report")
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class FlowReport(Protocol):
-    """What the report of one flow has beyond what every report has.
+    """The parts of a report that are specific to one flow.
 
     Attributes:
-        subject: what is made of what, in a few words.
-        steps: the flow's cached steps in their order.
+        subject: what the run makes from what, in a few words.
+        steps: the flow's cached steps, in order.
     """
 
     @property
@@ -42,12 +42,20 @@ class FlowReport(Protocol):
     @property
     def steps(self) -> tuple[str, ...]: ...
     def facts(self) -> tuple[Fact, ...]:
-        """The headline numbers."""
+        """Return the headline numbers."""
         ...
 
-    def tables(self) -> tuple[Table, ...]: ...
-    def charts(self) -> tuple[Chart, ...]: ...
-    def samples(self) -> tuple[Sample, ...]: ...
+    def tables(self) -> tuple[Table, ...]:
+        """Return the flow's own tables."""
+        ...
+
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the flow's own charts."""
+        ...
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return examples of the output."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class ReportJob:
     """A validated run to report on.
 
     Attributes:
-        reuse: what had to be done, where that is known.
-        drift: the run beside the last published one, if there is one.
+        reuse: which tasks ran and which were reused, if known.
+        drift: the comparison with the last published run, if there is one.
     """
 
     publication: Publication
@@ -66,7 +74,7 @@ class ReportJob:
 
 
 def compose(job: ReportJob) -> Report:
-    """Everything the report says; parts that fail become remarks."""
+    """Compose the whole report; parts that fail become remarks."""
     publication, told = job.publication, job.flow_report
     remarks = [
         f"{measure.name} is out of bounds; this run was not published"
@@ -78,8 +86,8 @@ def compose(job: ReportJob) -> Report:
         try:
             return make()
         except Exception as error:
-            log.warning("the report goes without %s: %s: %s", what, type(error).__name__, error)
-            log.debug("how that failed", exc_info=True)
+            log.warning("the report leaves out %s: %s: %s", what, type(error).__name__, error)
+            log.debug("traceback of this failure", exc_info=True)
             remarks.append(f"{what} could not be made: {type(error).__name__}: {error}")
             return ()
 

@@ -1,4 +1,4 @@
-"""Counts in classes that a chart can show."""
+"""Sort counts into classes that a chart can show."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from schemas.report import Chart, Series
 from tasks.report.numbers import count
 
-# Bars of a histogram, the open one at the end included.
+# Most bars of a histogram, including the open one at the end.
 _MOST_CLASSES = 24
-# Values beyond this quantile share the last, open class, so that one giant does not squeeze all others into a bar.
+# Values beyond this quantile share the last, open class, so that an outlier does not squeeze all others into one bar.
 _TAIL = 0.995
 
 
 def even_classes(counts: NDArray[np.int64]) -> tuple[list[str], list[int]]:
-    """Classes of one round width over whole numbers.
+    """Sort whole numbers into classes of one round width.
 
     Args:
         counts: int64[n], how often each value below n occurs.
@@ -45,7 +45,7 @@ def even_classes(counts: NDArray[np.int64]) -> tuple[list[str], list[int]]:
 
 
 def _round_width(width: float) -> int:
-    """The least of 1, 2, 5, 10, 20, ... that is at least `width`."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... that is at least `width`."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -54,18 +54,18 @@ def _round_width(width: float) -> int:
         power *= 10
 
 
-# Bins are nearly full, so the classes grow finer towards 100%.
+# Most bins are nearly full, so the classes get finer towards 100%.
 _FILLS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 
 def fill_classes(
     fills: NDArray[np.float64], counts: NDArray[np.int64] | None = None
 ) -> tuple[list[str], list[int]]:
-    """Shares of 1 in classes that grow finer towards 1; full bins are a class of their own.
+    """Sort shares of 1 into classes that get finer towards 1; full bins are a class of their own.
 
     Args:
         fills: float64[n].
-        counts: int64[n], how often each occurs; once if not given.
+        counts: int64[n], how often each occurs; 1 by default.
 
     >>> fill_classes(np.array([0.1, 0.97, 0.9995, 1.0, 1.0]))[1]
     [1, 0, 0, 0, 1, 0, 0, 0, 1, 2]
@@ -78,10 +78,10 @@ def fill_classes(
 
 
 def power_classes(counts: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """Classes that reach up to each power of two, without gaps.
+    """Sort counts into classes that end at each power of two, without gaps.
 
     Args:
-        counts: upper end of a class to count; powers of two.
+        counts: upper end of each class, a power of two, to its count.
 
     >>> power_classes({4: 7, 16: 1})
     ([4, 8, 16], [7, 0, 1])
@@ -96,7 +96,7 @@ def power_classes(counts: Mapping[int, int]) -> tuple[list[int], list[int]]:
 def histogram(
     title: str, caption: str, axis: str, measure: str, classes: tuple[list[str], list[int]]
 ) -> Chart:
-    """Labels and counts as an upright chart."""
+    """Return labels and counts as an upright chart."""
     labels, counts = classes
     series = Series(measure, tuple(map(float, counts)), tuple(count(value) for value in counts))
     return Chart(title, caption, axis, tuple(labels), (series,), upright=True)

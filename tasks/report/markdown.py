@@ -1,7 +1,7 @@
-"""The report as Markdown, for artifacts: tables, plots as SVG data URIs, the lineage in mermaid.
+"""Render the report as Markdown for artifacts: tables, plots as SVG data URIs, the lineage in mermaid.
 
-What comes from data or names is escaped character by character, or stands in a fence longer than any run of
-backticks in it, so it can neither end its place nor become markup.
+Text from data or names is escaped character by character, or put in a fence longer than any run of
+backticks in it, so it can neither break out nor become markup.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from schemas.report import Chart, Lineage, Report, Sample, Table
 from tasks.report.charts import draw
 
-# What can begin markup inside a line, bare web and mail addresses included; an underscore inside a word cannot.
+# What can begin markup inside a line, including bare web and mail addresses; an underscore inside a word cannot.
 _MARKUP = re.compile(r"([\\`*~\[\]<>&|$@]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+=#])")
 _HTML = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "|": "&#124;"}
 
 
 def summary(report: Report) -> str:
-    """Numbers, tables, plots and lineage of a run."""
+    """Render the numbers, tables, plots and lineage of a run."""
     lines = [f"# {escape(report.subject)}", "", f"{report.flow}, run `{report.run_hash}`, {report.made}", ""]
     lines += [f"> **{escape(remark)}**\n" for remark in report.remarks]
     if report.facts:
@@ -42,7 +42,7 @@ def summary(report: Report) -> str:
 
 
 def bins(samples: tuple[Sample, ...]) -> str:
-    """Sampled bins, a line for each stretch of tokens; a bar before it says that they carry loss."""
+    """Render sampled bins, a line per run of tokens; a bar in front marks tokens that carry loss."""
     lines = ["# As the trainer reads it", "", "Lines that begin with `┃` carry loss.", ""]
     for sample in samples:
         lines += [f"## {escape(sample.title)}", ""]
@@ -61,7 +61,7 @@ def bins(samples: tuple[Sample, ...]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Text that shows as itself anywhere in a line or a table cell.
+    r"""Escape text so that it shows as itself anywhere in a line or a table cell.
 
     >>> escape("a|b <i> *c* `d`")
     'a&#124;b &lt;i&gt; \\*c\\* \\`d\\`'
@@ -71,7 +71,7 @@ def escape(text: str) -> str:
 
 
 def mermaid(lineage: Lineage) -> Iterator[str]:
-    """A flow chart from the inputs to the run."""
+    """Render a flow chart from the inputs to the run."""
     yield "flowchart LR"
     for number, layer in enumerate(lineage.layers):
         for place, node in enumerate(layer):
@@ -82,7 +82,7 @@ def mermaid(lineage: Lineage) -> Iterator[str]:
 
 
 def _entities(text: str) -> str:
-    """Text inside a mermaid label: everything but letters, digits, spaces and a few marks as `#code;`."""
+    """Escape text in a mermaid label: all but letters, digits, spaces and a few marks become `#code;`."""
     return re.sub(r"[^\w ./…·-]", lambda match: f"#{ord(match[0])};", text)
 
 

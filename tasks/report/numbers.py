@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def count(value: float) -> str:
-    """A whole number in groups of three.
+    """Format a whole number in groups of three digits.
 
     >>> count(1234567)
     '1,234,567'
@@ -17,7 +17,7 @@ def count(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A count with its noun.
+    """Format a count with its noun.
 
     >>> counted(1, "file"), counted(1200, "file")
     ('1 file', '1,200 files')
@@ -26,7 +26,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def share(part: float, whole: float = 1.0) -> str:
-    """A share in percent; what is not quite all or nothing never looks like it.
+    """Format a share in percent; a share that is almost all or almost nothing never looks like all or nothing.
 
     >>> share(1, 3), share(0, 3), share(3, 3), share(99_999, 100_000), share(1, 100_000), share(0, 0)
     ('33.3%', '0%', '100%', '>99.9%', '<0.1%', '–')
@@ -42,7 +42,7 @@ def share(part: float, whole: float = 1.0) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units.
+    """Format bytes in decimal units.
 
     >>> size(999), size(1_234_567), size(12_345_678), size(0)
     ('999 B', '1.23 MB', '12.3 MB', '0 B')
@@ -54,7 +54,7 @@ def size(num_bytes: float) -> str:
 
 
 def short(value: float) -> str:
-    """A number for the end of an axis.
+    """Format a number for an axis.
 
     >>> short(0), short(950), short(1_500), short(20_000), short(3_200_000)
     ('0', '950', '1.5k', '20k', '3.2M')
@@ -66,7 +66,7 @@ def short(value: float) -> str:
 
 
 def binary(value: int) -> str:
-    """A power of two, short.
+    """Format a power of two briefly.
 
     >>> binary(512), binary(2048), binary(1 << 20)
     ('512', '2Ki', '1Mi')
@@ -78,7 +78,7 @@ def binary(value: int) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are.
+    """List the first names, and how many more there are.
 
     >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c and 2 more')

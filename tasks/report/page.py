@@ -1,4 +1,4 @@
-"""The report as one HTML file: no scripts, nothing from elsewhere, light and dark, for screens of any width."""
+"""Render the report as one HTML file: no scripts, no external content, light and dark, for any screen width."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_page(report: Report) -> bytes:
-    """The page, UTF-8."""
-    # A lone surrogate, from a row that was rejected for it, has no bytes in UTF-8.
+    """Render the page, in UTF-8."""
+    # A lone surrogate, from a row rejected for it, cannot be encoded as UTF-8.
     return _template().render(report=report, draw=draw).encode("utf-8", "replace")
 
 

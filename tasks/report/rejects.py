@@ -1,4 +1,4 @@
-"""Rejected rows by reason, with a few of each."""
+"""Report rejected rows by reason, with a few examples of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.run.publish import Publication
 from tasks.storage.parquet import open_parquet
 
 _SAMPLES = 3
-# Reject files are read until there is a sample of every reason, but no further than this.
+# Reject files are read until every reason has its samples, but no further than this.
 _MOST_ROWS = 100_000
 _MOST_CHARACTERS = 160
 
 
 def reject_tables(publication: Publication) -> tuple[Table, ...]:
-    """Rows by reason and samples of them; nothing if no row was rejected."""
+    """Return the tables of rows by reason and of samples; none if no row was rejected."""
     ledger = publication.ledger
     if not ledger.rows_rejected:
         return ()
@@ -53,7 +53,7 @@ def _sampled(files: Iterable[Path], ledger: RowLedger) -> Table:
         if not any(wanted.values()) or read >= _MOST_ROWS:
             break
     columns = (Column("reason"), Column("file"), Column("row", True), Column("detail"))
-    note = f"Up to {_SAMPLES} of each reason; all are in rejects/."
+    note = f"Up to {_SAMPLES} rows of each reason; rejects/ lists them all."
     return Table("Some rejected rows", columns, tuple(sorted(found, key=lambda line: line[0])), note)
 
 

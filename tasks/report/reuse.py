@@ -1,4 +1,4 @@
-"""What a run had to do, and what it found done."""
+"""Count which tasks of a run were executed and which were reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Reuse:
-    """Tasks of each step, in the order the steps were first seen.
+    """Counts of tasks per step, in the order the steps first appeared.
 
     >>> reuse = Reuse()
     >>> reuse.note("tokenize", cached=True)
@@ -19,5 +19,5 @@ class Reuse:
     steps: dict[str, list[int]] = field(default_factory=dict)
 
     def note(self, step: str, *, cached: bool) -> None:
-        """Count one task: executed, or cached."""
+        """Count one task as executed or cached."""
         self.steps.setdefault(step, [0, 0])[cached] += 1

@@ -1,4 +1,4 @@
-"""The parts every report has, from what is about to be published."""
+"""Build the parts of every report from what is about to be published."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tasks.report.reuse import Reuse
 from tasks.run.drift import Drift, Measure
 from tasks.run.publish import Publication
 
-# Files named one by one before the rest is summed up.
+# Most files listed one by one; the rest is summarised.
 _MOST_FILES = 24
-# Nodes of a layer before they become one.
+# Most nodes of a layer; more are merged into one.
 _MOST_NODES = 8
 
 
 def ledger_table(ledger: RowLedger) -> Table:
-    """Where every input row went."""
+    """Return a table of where every input row went."""
     lines = [
         ("read", ledger.rows_in),
         ("used", ledger.rows_used),
@@ -38,7 +38,7 @@ def ledger_table(ledger: RowLedger) -> Table:
 
 
 def losses_chart(ledger: RowLedger) -> tuple[Chart, ...]:
-    """Rows used, and left out for what reason; nothing if every row was used."""
+    """Return a chart of rows used and rows left out by reason; none if every row was used."""
     left_out = {
         "not selected": ledger.not_selected,
         "filtered": ledger.filtered,
@@ -59,11 +59,11 @@ def losses_chart(ledger: RowLedger) -> tuple[Chart, ...]:
 
 
 def drift_table(drift: Drift | None) -> Table | None:
-    """This run beside the last published one."""
+    """Return a table that compares this run with the last published one."""
     if drift is None:
         return None
     return Table(
-        "Beside the last published run",
+        "Compared with the last published run",
         (
             Column(""),
             Column(f"run {drift.last_run}", True),
@@ -86,12 +86,12 @@ def _drift_row(measure: Measure) -> tuple[str, ...]:
 
 
 def reuse_table(reuse: Reuse | None) -> Table | None:
-    """What was done and what was found done, step by step."""
+    """Return a table of the tasks run and reused in each step."""
     if reuse is None or not reuse.steps:
         return None
     return Table(
-        "Work done and found done",
-        (Column("step"), Column("tasks", True), Column("executed", True), Column("cached", True)),
+        "Tasks run and reused",
+        (Column("step"), Column("tasks", True), Column("run", True), Column("reused", True)),
         tuple(
             (step, count(executed + cached), count(executed), count(cached))
             for step, (executed, cached) in reuse.steps.items()
@@ -100,7 +100,7 @@ def reuse_table(reuse: Reuse | None) -> Table | None:
 
 
 def inputs_table(inputs: Sequence[InputRecord]) -> Table:
-    """The input files, with the head of their digests."""
+    """Return a table of the input files, with the start of their digests."""
     lines = [(record.source, record.path, size(record.bytes), _digest(record.digest)) for record in inputs]
     rest = len(lines) - _MOST_FILES
     note = f"{counted(len(inputs), 'file')}, {size(sum(record.bytes for record in inputs))}"
@@ -115,7 +115,7 @@ def _digest(digest: str) -> str:
 
 
 def outputs_table(publication: Publication) -> Table:
-    """The published files and their sizes."""
+    """Return a table of the published files and their sizes."""
     sizes = {name: record.bytes for name, record in publication.links.items()}
     sizes |= {name: len(content) for name, content in publication.documents.items()}
     lines = [(name, size(num_bytes)) for name, num_bytes in sorted(sizes.items())]
@@ -129,11 +129,11 @@ def outputs_table(publication: Publication) -> Table:
 def lineage(
     stages: Mapping[str, str], steps: Sequence[str], inputs: Sequence[InputRecord], run_hash: str
 ) -> Lineage:
-    """The steps of a run as layers, from its inputs to itself.
+    """Return the steps of a run as layers, from its inputs to the run.
 
     Args:
-        stages: `{step}/{what}/{part}` to stage hash, as manifests have it; `what` and `part` may be missing.
-        steps: their order.
+        stages: `{step}/{what}/{part}` to stage hash, as in manifests; `what` and `part` may be missing.
+        steps: the steps in order.
     """
     groups: list[dict[str, list[str]]] = [{} for _ in steps]
     for name, stage in stages.items():
@@ -162,7 +162,7 @@ def lineage(
 
 
 def _named(name: str) -> tuple[str, str]:
-    """Step and what it was done to, without the number of the part.
+    """Split off the step and its subject, without the number of the part.
 
     >>> _named("tokenize/gsm8k/000003"), _named("train"), _named("scatter/000000")
     (('tokenize', 'gsm8k'), ('train', ''), ('scatter', ''))
@@ -178,7 +178,7 @@ def _node(step: str, what: str, stages: Sequence[str]) -> Node:
 
 
 def _related(before: str, after: str) -> bool:
-    """Whether work on `before` is part of work on `after`, or the other way round.
+    """Return whether work on `before` is part of work on `after`, or the other way round.
 
     >>> _related("web", "web/train"), _related("web", "code/train"), _related("web/train", "")
     (True, False, True)

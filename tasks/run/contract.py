@@ -1,8 +1,8 @@
-"""What a domain tells the run contract about itself, and the work it hands out.
+"""Describe a domain to the run contract, and the jobs it hands out.
 
 A domain is a schema, an identity, stages, kernels, a report and steps; docs/architecture.md shows how one is written.
-Hashes and keys are made here alone, so that all domains chain them alike: a run hash covers the configuration and the
-content of all inputs, a stage key only the fields that its own step depends on.
+Only this module computes hashes and keys, so that all domains chain them alike: a run hash covers the configuration
+and the content of all inputs, a stage key only the fields that its own step depends on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tasks.run.layout import claim, stage_folder
 
 @dataclass(frozen=True)
 class Domain:
-    """One kind of run.
+    """A kind of run.
 
     Attributes:
         flow: the flow's name, as on the command line.
-        format_version: enters every hash; raised when the same configuration would give other bytes.
-        published: names at the top of the output directory, and where they lead.
+        format_version: part of every hash; raised when the same configuration would produce other bytes.
+        published: names at the top of the output directory, and their link targets.
     """
 
     flow: str
@@ -34,10 +34,10 @@ class Domain:
     published: Mapping[str, str]
 
     def claim(self, output_dir: Path) -> None:
-        """Make sure that `output_dir` belongs to this domain; see `tasks.run.layout.claim`.
+        """Claim `output_dir` for this domain; see `tasks.run.layout.claim`.
 
         Raises:
-            ConfigError: it belongs to another flow, or holds what we did not make.
+            ConfigError: it belongs to another flow, or holds files that Gristmill did not make.
             StorageError: it cannot be created or written.
         """
         claim(output_dir, self.flow, dict(self.published))
@@ -46,18 +46,18 @@ class Domain:
         """Hash a run: 16 hex digits, equal for equal settings over equal bytes.
 
         Args:
-            config: fields that can change output bytes, as `Config.hash_fields` gives them.
+            config: fields that can change output bytes, from `Config.hash_fields`.
             inputs: names and digests of the inputs, in the order that decides the output.
-            content: what else lies behind paths of the configuration (a tokenizer, a template), by digest.
+            content: digests of whatever else the configuration names by path (a tokenizer, a template).
         """
         return canonical_hash(self._fields(config, inputs, content))
 
     def stage_key(self, step: str, **fields: Any) -> str:
-        """Hash what one step of one part depends on, and nothing else: 16 hex digits."""
+        """Hash exactly what one step of one part depends on: 16 hex digits."""
         return canonical_hash({"step": step, "format": self.format_version, **fields})
 
     def run_stage_key(self, step: str, config: Any, inputs: Any, **content: Any) -> str:
-        """Hash a step that depends on everything that the run does."""
+        """Hash a step that depends on everything the run depends on."""
         return canonical_hash({"step": step, **self._fields(config, inputs, content)})
 
     def _fields(self, config: Any, inputs: Any, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,15 +72,15 @@ class Domain:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one task: what a step is given, and what names its receipt.
+    """The work of one task: the input of a step, and what names its receipt.
 
     Attributes:
         task: name of the step.
         output_dir: root of the run layout, absolute.
-        stage: stage key; everything the job makes lies in that stage's folder.
+        stage: stage key; the job writes only to that stage's folder.
         part: number of the job within its stage.
-        label: what the job works on, for people; part of no key.
-        seen: what the input files it reads looked like when they were hashed, by path.
+        label: what the job works on, for people; not part of any key.
+        seen: file status of each input at the time it was hashed, by path.
     """
 
     task: ClassVar[str]
@@ -106,7 +106,7 @@ class Job:
         ledger: RowLedger | None = None,
         statistics: Mapping[str, Any] | None = None,
     ) -> Receipt:
-        """Say what this job did.
+        """Return the receipt of this job.
 
         Raises:
             IntegrityError: `ledger`, the rows do not add up.
@@ -125,12 +125,12 @@ J = TypeVar("J", bound=Job)
 
 
 def do(kernel: Callable[[J], Receipt], job: J) -> Receipt:
-    """Call a kernel, then make sure that it read what was hashed.
+    """Call a kernel, then check that it read what was hashed.
 
-    A receipt is kept under a key made of its inputs' digests, so it must be of just those bytes.
+    The key of a receipt is built from the digests of its inputs, so it must describe exactly those bytes.
 
     Raises:
-        InputError: `input_changed`, an input is not what it was when it was hashed.
+        InputError: `input_changed`, an input changed after it was hashed.
     """
     receipt = kernel(job)
     check_unchanged(job.seen)
@@ -138,5 +138,5 @@ def do(kernel: Callable[[J], Receipt], job: J) -> Receipt:
 
 
 def absolute_root(config: Config) -> str:
-    """The output directory of a configuration, as jobs carry it."""
+    """Return the absolute output directory of a configuration, as text."""
     return str(Path(config.output_dir).absolute())  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Drift: a validated run beside the last published one of the same output directory, and the bounds between them.
+"""Compare a validated run with the last published one of the same output directory, and enforce the bounds.
 
-A run that was published before is not held up again: whoever publishes it goes back to bytes that passed.
+A run that was published before is never stopped again: publishing it returns to bytes that passed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from schemas.run import RowLedger, RunManifest
 from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, run_folder
 
-_ACCEPT = "nothing was published; look at the run, then change the bound or accept it with --set alarms=null"
+_ACCEPT = (
+    "nothing was published; check the run, then change the bound or accept the run with --set alarms=null"
+)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of both runs.
+    """A number of both runs.
 
     Attributes:
         before, now: rows, or a share of 1.
-        change: as its bound limits it: relative for rows, absolute for shares, positive in the bad direction;
-            `None` when it has no meaning.
-        bound: what is allowed, or `None`: not looked at; `field` is its name in the configuration.
+        change: in the terms of its bound: relative for rows, absolute for shares, positive in the bad direction;
+            `None` if it is undefined.
+        bound: the largest change allowed, `None` for no limit; `field` is its name in the configuration.
     """
 
     name: str
@@ -41,20 +43,21 @@ class Measure:
 
     @property
     def exceeded(self) -> bool:
+        """Whether the change is beyond its bound."""
         # A millionth of slack: 0.12 - 0.1 is more than 0.02 in binary.
         return self.bound is not None and self.change is not None and self.change > self.bound + 1e-6
 
 
 @dataclass(frozen=True)
 class Drift:
-    """This run beside the last published one."""
+    """The comparison of this run with the last published one."""
 
     last_run: str
     measures: tuple[Measure, ...]
 
 
 def fill_share(statistics: Mapping[str, Any]) -> float | None:
-    """The filled share of all bins of a run, or `None` where there are no bins.
+    """Return the filled share of all bins of a run, or `None` if it has no bins.
 
     >>> fill_share({"splits": {"train": {"a": {"bins": 3, "packing_efficiency": 98.0}}}})
     0.98
@@ -67,10 +70,10 @@ def fill_share(statistics: Mapping[str, Any]) -> float | None:
 
 
 def last_published(output_dir: Path, run_hash: str) -> RunManifest | None:
-    """The manifest `latest` leads to; `None` if nothing is published, or this very run was once.
+    """Return the manifest `latest` leads to; `None` if there is none, or this very run was published before.
 
     Raises:
-        IntegrityError: `latest` is there and leads to no readable manifest.
+        IntegrityError: `latest` exists but does not lead to a readable manifest.
     """
     if (run_folder(output_dir, run_hash) / MANIFEST).is_file() or not os.path.lexists(output_dir / LATEST):
         return None
@@ -80,7 +83,7 @@ def last_published(output_dir: Path, run_hash: str) -> RunManifest | None:
 def compare(
     last: RunManifest, ledger: RowLedger, statistics: Mapping[str, Any], alarms: RowAlarms | None
 ) -> Drift:
-    """The numbers of both runs, with the bounds that apply.
+    """Compare the numbers of both runs, with the bounds that apply.
 
     Args:
         last: the last published run.
@@ -105,10 +108,10 @@ def compare(
 
 
 def check_drift(drift: Drift | None) -> None:
-    """Fail when a bound is exceeded.
+    """Check that no bound is exceeded.
 
     Raises:
-        IntegrityError: `drift`, with every number that is out of bounds, on one line.
+        IntegrityError: `drift`, listing every number that is out of bounds on one line.
     """
     exceeded = [measure for measure in drift.measures if measure.exceeded] if drift is not None else []
     if drift is None or not exceeded:

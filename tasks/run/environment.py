@@ -1,4 +1,4 @@
-"""Where and with what a run was made. It goes into the manifest, never into a data file."""
+"""Record the machine and the package versions of a run, for the manifest; never for a data file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 from typing import Any
 
-# Whatever can change output bytes, or explain a failure.
+# Every package that can change output bytes, or explain a failure.
 _PACKAGES = (
     "gristmill",
     "prefect",
@@ -24,7 +24,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages a run depends on."""
+    """Return the installed versions of the packages a run depends on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the moment."""
+    """Describe the machine and the time of the run."""
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.node(),

@@ -1,10 +1,10 @@
-"""Find out what lies at a path or behind a URI: a run, unpublished files, a loose folder, or one file.
+"""Find what is at a path or behind a URI: a run, unpublished files, a loose folder, or one file.
 
-Structure alone decides, and only what the run contract makes alike for every flow: the marker of an output folder,
+Only structure decides, and only the structure that every flow shares: the marker of an output folder,
 the names `latest`, `runs` and `stages`, and a manifest with `config.json` and `inputs.json` beside it. What the files
-hold is a matter of their domain. A run is resolved once, here: what `latest` names later does not matter any more.
+contain is up to their domain. A run is resolved once, here: a later move of `latest` has no effect.
 
-All looking goes through a `Store`, local or remote, and is written once for both.
+All access goes through a `Store`, local or remote, so the logic exists once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NOTES = frozenset({MANIFEST, "config.json", "inputs.json"})
 
 
 class Kind(StrEnum):
-    """What can lie at a path.
+    """The kinds of things a path can lead to.
 
-    `UNPUBLISHED` is a part of an output folder that no published run holds: `stages`, a stage, or what is below a run
+    `UNPUBLISHED` is a part of an output folder outside any published run: `stages`, a stage, or anything below a run
     that has no manifest.
     """
 
@@ -47,12 +47,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Found(Generic[Location]):
-    """What lies at a path.
+    """The result of a search: what a path leads to.
 
     Attributes:
-        named: what the user named.
-        folder: of a run its own folder, with no link left in its path; otherwise `named`.
-        read: of a run its manifest, or what is wrong with it.
+        named: the path that the user gave.
+        folder: for a run, its own folder with all links resolved; otherwise `named`.
+        read: for a run, its manifest, or the error that reading it raised.
     """
 
     named: Location
@@ -62,6 +62,7 @@ class Found(Generic[Location]):
 
     @property
     def is_run(self) -> bool:
+        """Whether this is a run."""
         return self.kind is Kind.RUN
 
     @property
@@ -70,7 +71,7 @@ class Found(Generic[Location]):
 
         Raises:
             IntegrityError: `no_manifest`, the run is not complete; `bad_manifest`, `ledger`, it is damaged.
-            ConfigError: `missing_path`, this is no run.
+            ConfigError: `missing_path`, this is not a run.
         """
         if isinstance(self.read, IntegrityError):
             raise self.read
@@ -79,14 +80,14 @@ class Found(Generic[Location]):
         return self.read
 
     def manifest_of(self, flow: str, holds: str, code: str = "other_flow") -> RunManifest:
-        """The manifest of a published run of one flow.
+        """Return the manifest of a published run of one flow.
 
         Args:
-            holds: what such a run holds, for the message.
-            code: of the errors about other flows and damaged manifests.
+            holds: what such a run contains, for the message.
+            code: error code for other flows and damaged manifests.
 
         Raises:
-            ConfigError: `unpublished`, the run has no manifest yet; `code`, it is of another flow or damaged.
+            ConfigError: `unpublished`, the run has no manifest yet; `code`, it belongs to another flow or is damaged.
         """
         try:
             manifest = self.manifest
@@ -103,12 +104,16 @@ class Found(Generic[Location]):
         return manifest
 
     def refuse_unpublished(self) -> None:
-        """Raise a `ConfigError`, `unpublished`, if these files belong to no published run of their output folder."""
+        """Refuse files that are in an output folder but not in a published run.
+
+        Raises:
+            ConfigError: `unpublished`.
+        """
         if self.kind is Kind.UNPUBLISHED:
-            raise _unpublished("these files are in an output folder, but in no published run", self)
+            raise _unpublished("these files are in an output folder but not in a published run", self)
 
     def at(self, name: str) -> Location:
-        """The place of a file of this folder.
+        """Return the location of a file in this folder.
 
         Args:
             name: relative to the folder, with `/`.
@@ -116,7 +121,7 @@ class Found(Generic[Location]):
         return self.folder / name if isinstance(self.folder, Path) else f"{self.folder}/{name}"
 
     def outputs(self, start: str = "", ending: str = "") -> tuple[Location, ...]:
-        """The files of a run whose published names begin and end like this, in the order of their names."""
+        """Return the files of a run whose published names begin and end like this, sorted by name."""
         names = sorted(record.path for record in self.manifest.outputs)
         return tuple(self.at(name) for name in names if name.startswith(start) and name.endswith(ending))
 
@@ -130,22 +135,22 @@ def _unpublished(what: str, found: Found[Any]) -> ConfigError:
 
 
 def find(path: Path) -> Found[Path]:
-    """What lies at a local path. An output folder is its latest run.
+    """Find what is at a local path. An output folder stands for its latest run.
 
     Raises:
-        ConfigError: `missing_path`: nothing is there, or an output folder without a published run.
-        InputError: `unreadable`: it cannot be looked at.
+        ConfigError: `missing_path`: nothing is there, or only an output folder without a published run.
+        InputError: `unreadable`: it cannot be accessed.
     """
     kind, folder, read = _look(_Disk(), str(path), str(path))
     return Found(path, kind, Path(folder) if kind is Kind.RUN else path, read)
 
 
 def find_uri(uri: str) -> Found[str]:
-    """What lies behind a URI; a copied run or output folder, whose links have become files, is one.
+    """Find what is behind a URI; a copied run or output folder whose links became files still counts as one.
 
     Raises:
         ConfigError: `missing_path`, as `find`; `unsupported_uri`: fsspec has no such protocol.
-        InputError: `unreadable`: it cannot be looked at.
+        InputError: `unreadable`: it cannot be accessed.
     """
     store, path = store_at(uri)
     kind, folder, read = _look(_Remote(store), path.rstrip("/"), uri)
@@ -153,15 +158,15 @@ def find_uri(uri: str) -> Found[str]:
 
 
 def files_below(folder: Path, is_whole: Callable[[Path], bool]) -> Iterator[Path]:
-    """The files below a loose folder, folder by folder in the order of their names.
+    """List the files below a loose folder, folder by folder, sorted by name.
 
-    Links to files count, linked folders are not entered, and hidden names are left out: they are being written.
+    Links to files count, linked folders are not entered, and hidden names are skipped, as they may be incomplete.
 
     Args:
-        is_whole: whether a folder is one thing in itself; it is given as it is, even if it is a link.
+        is_whole: whether a folder is a unit of its own, which is then listed as such, even if it is a link.
 
     Raises:
-        ConfigError: `run_below`: an output folder or a run lies below, whose files have more than one name.
+        ConfigError: `run_below`: there is an output folder or a run below, whose files have several names.
         InputError: `unreadable`: a folder cannot be listed.
     """
     found = _entries(folder)
@@ -177,7 +182,7 @@ def files_below(folder: Path, is_whole: Callable[[Path], bool]) -> Iterator[Path
 
 
 def names_below(uri: str) -> list[str]:
-    """The names of all files below a loose folder behind a URI, relative to it, sorted; hidden ones are left out.
+    """List all files below a loose folder behind a URI, relative to it and sorted; hidden ones are skipped.
 
     Raises:
         ConfigError: `run_below`, as `files_below`.
@@ -186,7 +191,7 @@ def names_below(uri: str) -> list[str]:
     store, folder = store_at(uri)
     root = folder.rstrip("/")
     try:
-        # Hidden ones too: the marker of an output folder is one.
+        # Include hidden names here: the marker of an output folder is one.
         found = [entry.path for entry in matches(root, ("**",), store, hidden="") if not entry.is_folder]
     except OSError as error:
         raise _unreadable(error, uri) from error
@@ -196,7 +201,7 @@ def names_below(uri: str) -> list[str]:
 
 
 def refuse_runs_below(root: Path, files: Iterable[Path]) -> None:
-    """Refuse files that belong to a run or an output folder below a loose folder; `files_below` does it by itself.
+    """Refuse files that belong to a run or an output folder below a loose folder, as `files_below` also does.
 
     Raises:
         ConfigError: `run_below`.
@@ -216,7 +221,7 @@ def _entries(folder: Path) -> list[Entry]:
 
 
 def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
-    """Refuse a folder that holds a run or an output folder.
+    """Refuse a folder that contains a run or an output folder.
 
     Args:
         names: each file's name and folder.
@@ -229,17 +234,17 @@ def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
         if MARKER in found or found >= _NOTES:
             what = "an output folder" if MARKER in found else "a run"
             raise ConfigError(
-                f"{what} lies in this folder: {folder or '.'}; name that instead, as its files have several names",
+                f"{what} is in this folder: {folder or '.'}; name that instead, as its files have several names",
                 code="run_below",
                 where=where,
             )
 
 
 def content_of(location: str | os.PathLike[str]) -> bytes:
-    """The content of a small file: at a local path, or behind a URI.
+    """Read a small file at a local path or behind a URI.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
         ConfigError: `unsupported_uri`.
     """
     path = local_path(location)
@@ -249,7 +254,7 @@ def content_of(location: str | os.PathLike[str]) -> bytes:
 
 
 def local_path(location: str | os.PathLike[str]) -> Path | None:
-    """The path that a location is; `None` for a URI other than `file://`.
+    """Return a location as a local path; `None` for a URI other than `file://`.
 
     >>> local_path("s3://bucket/shards"), str(local_path("file:///data/a%20b"))
     (None, '/data/a b')
@@ -262,7 +267,7 @@ def local_path(location: str | os.PathLike[str]) -> Path | None:
 
 
 def parse_manifest(content: bytes, where: str) -> RunManifest:
-    """The manifest of a run from its bytes.
+    """Parse the manifest of a run.
 
     Raises:
         IntegrityError: `bad_manifest`; `ledger`: its ledger does not add up.
@@ -299,10 +304,10 @@ def _look(files: _Files, path: str, named: str) -> tuple[Kind, str, RunManifest 
 
 
 def _manifest_in(files: _Files, folder: str) -> RunManifest | IntegrityError | None:
-    """The manifest of the run in this folder, or what is wrong with it; `None` if this is no run.
+    """Read the manifest of the run in this folder, or return the error; `None` if this is not a run.
 
-    Other tools have a `manifest.json` too. One that cannot be read is a run's if it lies where runs lie, if it has a
-    run's hash, or if what we write beside a manifest is there.
+    Other tools write a `manifest.json` too. An unreadable one counts as a run's if it is where runs are, if it has a
+    run's hash, or if the files that we write beside a manifest are there.
     """
     where = f"{folder}/{MANIFEST}"
     content = files.read(where)
@@ -331,13 +336,13 @@ def _has_run_hash(content: bytes) -> bool:
 
 
 def _is_place_of_run(files: _Files, folder: str) -> bool:
-    """Whether this is `{output folder}/runs/{name}`."""
+    """Return whether this is `{output folder}/runs/{name}`."""
     runs = _parent(folder)
     return _name(runs) == RUNS and files.kind(f"{_parent(runs)}/{MARKER}") == "file"
 
 
 def _is_part_of_output_folder(files: _Files, folder: str) -> bool:
-    """Whether this is `{output folder}/stages` or below it, or below a run without a manifest."""
+    """Return whether this is at or below `{output folder}/stages`, or below a run without a manifest."""
     while folder:
         above = _parent(folder)
         if _name(folder) == STAGES and files.kind(f"{above}/{MARKER}") == "file":
@@ -357,13 +362,13 @@ def _name(path: str) -> str:
 
 
 class _Files:
-    """A store, and what `_look` asks of it; paths are text with `/`."""
+    """A store with the questions `_look` asks; paths are text with `/`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def kind(self, path: str) -> str | None:
-        """`file`, `directory`, or `None` where nothing is."""
+        """Return `file`, `directory`, or `None` if nothing is there."""
         try:
             entry = self.store.head(path)
         except NotADirectoryError:
@@ -373,7 +378,7 @@ class _Files:
         return None if entry is None else "directory" if entry.is_folder else "file"
 
     def read(self, path: str) -> bytes | None:
-        """The content of a file; `None` where none is."""
+        """Read a file; return `None` if there is none."""
         if self.kind(path) != "file":
             return None
         try:
@@ -382,7 +387,7 @@ class _Files:
             raise _unreadable(error, path) from error
 
     def settled(self, folder: str) -> str:
-        """The name of a folder that stays what it is when `latest` moves."""
+        """Return a name of the folder that stays valid when `latest` moves."""
         raise NotImplementedError
 
 
@@ -394,7 +399,7 @@ class _Disk(_Files):
 
     def kind(self, path: str) -> str | None:
         try:
-            # Links are followed: one that leads nowhere is nothing.
+            # Links are followed: a dangling one counts as missing.
             return super().kind(path) if os.path.exists(path) else None  # noqa: PTH110 - `path` is a string
         except ValueError:  # a NUL
             return None
@@ -404,12 +409,12 @@ class _Disk(_Files):
 
 
 class _Remote(_Files):
-    """Behind a URI, where there are no links to follow."""
+    """Files behind a URI, where there are no links to follow."""
 
     def settled(self, folder: str) -> str:
         if _name(folder) != LATEST:
             return folder
-        # The run that `latest` is a copy of says its hash, and lies beside it.
+        # `latest` is a copy here; its manifest gives the hash, which names the original run beside it.
         content = self.read(f"{folder}/{MANIFEST}")
         try:
             run = f"{_parent(folder)}/{RUNS}/{json.loads(content or b'{}')['run_hash']}"

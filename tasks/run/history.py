@@ -1,4 +1,4 @@
-"""Published runs, found and verified without importing anything heavy."""
+"""Find and verify published runs without importing anything heavy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tasks.storage.reading import read_bytes
 
 
 def read_manifest(folder: Path) -> RunManifest:
-    """The manifest of a run folder.
+    """Read the manifest of a run folder.
 
     Raises:
-        IntegrityError: it is missing or not a manifest.
+        IntegrityError: it is missing, or is not a valid manifest.
     """
     path = folder / MANIFEST
     try:
@@ -28,7 +28,7 @@ def read_manifest(folder: Path) -> RunManifest:
             "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
         ) from None
     except IntegrityError as error:
-        # Its ledger does not add up.
+        # The ledger does not add up.
         raise IntegrityError(error.message, code=error.code, where=str(path)) from None
     except (OSError, ValueError) as error:
         raise IntegrityError(
@@ -37,9 +37,9 @@ def read_manifest(folder: Path) -> RunManifest:
 
 
 def published_faults(folder: Path, manifest: RunManifest, verify: Verify) -> Iterator[IntegrityError]:
-    """An error for every output that is missing or has another size (or digest), and every wrong link."""
+    """Yield an error for every output that is missing or has another size (or digest), and every wrong link."""
     for record in manifest.outputs:
-        # A receipt is verified against the folder its paths are relative to; a manifest likewise.
+        # `verify_files` takes the folder that the paths are relative to: for a manifest, the run folder.
         output = Receipt(task="publish", stage=manifest.run_hash, part=0, files=(record,))
         try:
             verify_files(output, folder, verify)
@@ -56,17 +56,17 @@ def published_faults(folder: Path, manifest: RunManifest, verify: Verify) -> Ite
 
 
 def check_published(folder: Path, manifest: RunManifest, verify: Verify) -> None:
-    """Every output is there with its size (or digest), every link points where it should.
+    """Check that every output has its size (or digest) and every link its target.
 
     Raises:
-        IntegrityError: naming the first file that is not as the manifest says.
+        IntegrityError: naming the first file that differs from the manifest.
     """
     for fault in published_faults(folder, manifest, verify):
         raise fault
 
 
 def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifest | None:
-    """The manifest of this run if it is complete and its published files verify, else `None`."""
+    """Return the manifest of this run if it is complete and its published files verify, else `None`."""
     folder = run_folder(output_dir, run_hash)
     with contextlib.suppress(IntegrityError):
         manifest = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""What a run is before it runs: its inputs by content, and the hash that follows. Cheap to import and to compute.
+"""Identify a run before it starts: its inputs by content, and the resulting hash. Cheap to import and to compute.
 
 A cached re-run needs no more than this: no numpy, no Arrow, no Prefect.
 """
@@ -20,12 +20,12 @@ from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
 
 @dataclass(frozen=True)
 class Source:
-    """Input files under one name.
+    """A named group of input files.
 
     Attributes:
         name: what the manifest calls the source.
-        where: the field of the configuration that names it, for errors.
-        files: in the order that ties are broken by.
+        where: the configuration field that names it, for errors.
+        files: in the order that breaks ties.
         digests: SHA-256 of each, 64 hex digits; empty until they are fingerprinted.
     """
 
@@ -35,7 +35,7 @@ class Source:
     digests: tuple[str, ...] = ()
 
     def named_digests(self) -> list[list[str]]:
-        """Name and digest of each file, as hashes hold them."""
+        """Return the name and digest of each file, in the form that is hashed."""
         return [[file.name, digest] for file, digest in zip(self.files, self.digests, strict=True)]
 
 
@@ -44,12 +44,12 @@ S = TypeVar("S", bound=Source)
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Generic[S]):
-    """A run before it runs.
+    """The identity of a run, known before it starts.
 
     Attributes:
         run_hash: 16 hex digits; equal for equal settings over equal bytes.
         sources: all inputs, fingerprinted.
-        seen: what each input file looked like when it was hashed, by path.
+        seen: file status of each input at the time it was hashed, by path.
     """
 
     run_hash: str
@@ -57,7 +57,7 @@ class Identity(Generic[S]):
     seen: dict[str, list[int]]
 
     def records(self) -> tuple[InputRecord, ...]:
-        """The fingerprint of every input file, as `inputs.json` lists them."""
+        """Return the fingerprint of every input file, as listed in `inputs.json`."""
         return tuple(
             InputRecord(source=source.name, path=file.name, bytes=file.bytes, digest=f"sha256:{digest}")
             for source in self.sources
@@ -65,25 +65,25 @@ class Identity(Generic[S]):
         )
 
     def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
-        """What these input files looked like when they were hashed."""
+        """Return the file status of these inputs at the time they were hashed."""
         return {str(path): self.seen[str(path)] for path in paths}
 
 
 def fingerprint(
     sources: Sequence[S], output_dir: str, published: Iterable[str] = ()
 ) -> tuple[tuple[S, ...], dict[str, list[int]]]:
-    """Digest every file of `sources`, hashing only what is not remembered.
+    """Digest every file of `sources`, hashing only files without a remembered digest.
 
     Args:
         sources: without digests.
-        output_dir: where digests are remembered, once the run layout is there.
-        published: top-level names of the output directory that runs make, beside those of every run.
+        output_dir: where digests are remembered, once the run layout exists.
+        published: top-level names in the output directory that this flow adds to those of every run.
 
     Returns:
-        The sources with digests, and what each file looked like.
+        The sources with digests, and the status of each file.
 
     Raises:
-        ConfigError: `input_is_output`, an input is what runs made here.
+        ConfigError: `input_is_output`, an input was made by runs in this directory.
         InputError: a file cannot be read.
     """
     for source in sources:
@@ -99,9 +99,9 @@ def fingerprint(
 
 
 def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str] = ()) -> None:
-    """Refuse inputs that lie among what runs make in `output_dir`, by whatever link they are reached.
+    """Refuse inputs that runs made in `output_dir`, through whatever link they are reached.
 
-    A folder of inputs that holds the output folder would take this run's shards or rejects for input next time.
+    If the input folder contains the output folder, the next run would read this run's shards or rejects as input.
 
     Raises:
         ConfigError: `input_is_output`.
@@ -112,8 +112,8 @@ def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str]
         for path in (file.path.absolute(), file.path.resolve()):
             if any(path.is_relative_to(folder) for folder in made):
                 raise ConfigError(
-                    f"the input {file.name!r} lies in output_dir, among what runs make; move output_dir out of the "
-                    "input folder, or name the input files by a glob",
+                    f"the input {file.name!r} is in output_dir, among the files that runs make; move output_dir "
+                    "out of the input folder, or select the input files with a glob",
                     code="input_is_output",
                     where=source.where,
                 )

@@ -1,7 +1,7 @@
-"""Where things lie under an output directory, and the right to use it.
+"""Define the layout of an output directory, and claim the right to use it.
 
-See "A run" in docs/architecture.md. One output directory belongs to one flow; names that were there before
-us are never replaced.
+See "A run" in docs/architecture.md. One output directory belongs to one flow; names that existed before
+it are never replaced.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FINGERPRINTS = "fingerprints.json"
 
 
 def stage_folder(output_dir: Path, stage: str) -> Path:
-    """The folder of a stage: everything heavy is made there, once."""
+    """Return the folder of a stage: everything heavy is written there, once."""
     return output_dir / STAGES / stage
 
 
 def run_folder(output_dir: Path, run_hash: str) -> Path:
-    """The folder of a run; immutable once its manifest is there."""
+    """Return the folder of a run; it is immutable once it has a manifest."""
     return output_dir / RUNS / run_hash
 
 
 def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
-    """Make sure `output_dir` is this flow's, and mark it. The marker comes before anything else in it.
+    """Claim `output_dir` for this flow by writing its marker, before anything else.
 
     Args:
         output_dir: the output directory; created if missing.
@@ -43,7 +43,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
         published: the top-level names this flow publishes, each with the link target it will have.
 
     Raises:
-        ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of ours' name
+        ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of one of our names
             that we did not make; `bad_config` when it is a file.
         StorageError: the directory cannot be created or written.
     """
@@ -52,7 +52,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
     with storage_errors(output_dir, "create the output folder"):
         make_folder(output_dir)
     marker = output_dir / MARKER
-    # Looked at before the marker: a run that starts at the same moment writes the marker first.
+    # Checked before the marker: a run that starts at the same moment writes the marker first.
     there = [output_dir / name for name in (RUNS, STAGES) if os.path.lexists(output_dir / name)]
     owner = _owner(marker)
     if owner is not None and owner != flow:
@@ -66,13 +66,13 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
     if owner is None:
         for path in there:
             raise ConfigError(
-                f"{path.name!r} is already there and was not made by gristmill; choose another output_dir",
+                f"{path.name!r} already exists and was not made by Gristmill; choose another output_dir",
                 code="foreign_output",
                 where=str(path),
             )
         write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
     with storage_errors(output_dir, "create the stages folder"):
-        # From now on input digests are remembered there, so that the flow need not hash again.
+        # From now on input digests can be remembered here, so that the flow need not hash again.
         make_folder(output_dir / STAGES)
 
 
@@ -83,7 +83,7 @@ def _owner(marker: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read the folder's marker: {error}; was it written by something else?",
+            f"cannot read the folder's marker: {error}; another program may have written it",
             code="foreign_output",
             where=str(marker),
         ) from error
@@ -94,7 +94,7 @@ def _refuse_foreign(path: Path, target: str) -> None:
     is_ours = (link_target(path) or "").startswith(target)
     if not is_ours and os.path.lexists(path):
         raise ConfigError(
-            f"{path.name!r} is already there and was not made by gristmill; it is not replaced: "
+            f"{path.name!r} already exists, was not made by Gristmill and is not replaced; "
             "move it away or choose another output_dir",
             code="foreign_output",
             where=str(path),

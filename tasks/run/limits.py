@@ -1,6 +1,6 @@
-"""How little may come in and how much may be left out: the same for every flow.
+"""Limit how few rows may come in and how many may be left out: the same for every flow.
 
-A source without rows, one that has no row left, and one that rejects more than `max_reject_fraction` end the run
+A source without rows, one with no rows left, or one that rejects more than `max_reject_fraction` ends the run
 before anything is published.
 """
 
@@ -15,30 +15,28 @@ from tasks.run.rejects import reject_files
 
 
 def total_ledger(receipts: Iterable[Receipt]) -> RowLedger:
-    """The sum of the ledgers of receipts over disjoint rows."""
+    """Add up the ledgers of receipts over disjoint rows."""
     return RowLedger.total(receipt.ledger for receipt in receipts if receipt.ledger is not None)
 
 
 def check_rows(
     ledger: RowLedger, receipts: Sequence[Receipt], limit: float, output_dir: Path, where: str, what: str
 ) -> None:
-    """Fail unless a source holds rows, rejects no more than `limit` of them, and has some left.
+    """Check that a source has rows, rejects no more than `limit` of them, and has some left.
 
     Args:
-        ledger: of the source, up to now.
-        receipts: whose reject files list its rejected rows.
+        ledger: of the source, so far.
+        receipts: those whose reject files list the rejected rows.
         limit: `max_reject_fraction`, a share of 1.
-        where: the field of the configuration that names the source.
+        where: the configuration field that names the source.
         what: the source, for people.
 
     Raises:
-        InputError: `empty_input`: there are no rows, or none is left.
+        InputError: `empty_input`: there are no rows, or none are left.
         IntegrityError: `reject_limit`, with the reasons and where the rejected rows are listed.
     """
     if ledger.rows_in == 0:
-        raise InputError(
-            f"{what} has no rows; give it some, or leave it out", code="empty_input", where=where
-        )
+        raise InputError(f"{what} has no rows; add some, or leave it out", code="empty_input", where=where)
     check_reject_limit(ledger, receipts, limit, output_dir, where)
     if ledger.rows_used == 0:
         left_out = (
@@ -58,7 +56,7 @@ def check_rows(
 def check_reject_limit(
     ledger: RowLedger, receipts: Sequence[Receipt], limit: float, output_dir: Path, where: str
 ) -> None:
-    """Fail when more than `limit` of the rows were rejected.
+    """Check that no more than `limit` of the rows were rejected.
 
     Raises:
         IntegrityError: `reject_limit`, with the reasons and where the rejected rows are listed.
@@ -73,7 +71,7 @@ def check_reject_limit(
 
 
 def _listed(ledger: RowLedger, receipts: Sequence[Receipt], output_dir: Path) -> str:
-    """The reasons, most frequent first, and the files that list every rejected row; empty if none was."""
+    """Name the reasons, most frequent first, and the files that list the rejected rows; empty without rejects."""
     if not ledger.rejected:
         return ""
     reasons = sorted(ledger.rejected.items(), key=lambda item: (-item[1], item[0]))

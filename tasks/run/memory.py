@@ -1,4 +1,4 @@
-"""Memory that goes back to the system."""
+"""Return memory to the system."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pyarrow as pa
 
 
 def release_memory() -> None:
-    """Let Arrow allocate by the C library from now on, and give back what that holds and nobody uses.
+    """Let Arrow allocate through the C library from now on, and return its unused memory to the system.
 
-    Arrow's own pool and the heaps of threads keep what was freed: at 10 million rows, the second pass of
-    build-probe-rows took 100 MB more without this. Call it at the beginning of a task that needs much memory.
+    Arrow's own pool and the thread heaps keep freed memory: at 10 million rows, the second pass of
+    build-probe-rows took 100 MB more without this. Call it at the start of a task that needs much memory.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,10 +1,10 @@
-"""What an output folder holds beyond what is needed, and its removal.
+"""Find and remove what an output folder no longer needs.
 
 A run is needed if it is the latest, one of the newest, or young; a stage if a needed run was made from it, or if it
-is young: every run that uses a stage again touches its folder, so a run that is going on keeps what it stands on
+is young: every run that reuses a stage touches its folder, so a run in progress keeps the stages it builds on
 for `min_age_s`, on any host. Published runs lose nothing: their files are hard links of their own.
 
-A kill leaves nothing that looks whole: a run loses its manifest first, a stage its receipts.
+A kill leaves nothing that looks complete: a run loses its manifest first, a stage its receipts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECEIPTS = "receipts"
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A complete run.
+    """A complete run on disk.
 
     Attributes:
         published_s: when its manifest was written, seconds since 1970.
@@ -44,13 +44,13 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """What can go.
+    """What can be removed.
 
     Attributes:
         runs: run folders, complete or not.
         stages: stage folders.
         spills: files outside that links in the stages point to.
-        freed_bytes: what their removal frees; a file that a needed run links to as well frees nothing.
+        freed_bytes: what their removal frees; a file that a needed run also links to frees nothing.
     """
 
     runs: tuple[Path, ...]
@@ -60,14 +60,14 @@ class Unneeded:
 
 
 def list_runs(output_dir: Path) -> list[StoredRun]:
-    """The complete runs of an output folder, newest first.
+    """List the complete runs of an output folder, newest first.
 
     Raises:
-        ConfigError: this is no output folder.
+        ConfigError: this is not an output folder.
     """
     if not (output_dir / MARKER).is_file():
         raise ConfigError(
-            f"this is no output folder: it has no {MARKER}", code="missing_path", where=str(output_dir)
+            f"this is not an output folder: it has no {MARKER}", code="missing_path", where=str(output_dir)
         )
     latest = (output_dir / LATEST).resolve()
     found = []
@@ -81,13 +81,13 @@ def list_runs(output_dir: Path) -> list[StoredRun]:
 
 
 def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -> Unneeded:
-    """What is neither needed nor younger than `min_age_s`.
+    """Find what is neither needed nor younger than `min_age_s`.
 
     Args:
         keep: how many of the newest runs to keep; the latest is kept beyond that.
 
     Raises:
-        ConfigError: this is no output folder, or a number is negative.
+        ConfigError: this is not an output folder, or a number is negative.
     """
     for where, value in (("--keep", keep), ("--min-age", min_age_s)):
         if value < 0:
@@ -120,7 +120,7 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
     """Remove what `find_unneeded` found.
 
     Raises:
-        StorageError: a file cannot be removed; to run it again goes on.
+        StorageError: a file cannot be removed; another call resumes.
     """
     for folder in unneeded.runs:
         with publishing(output_dir, folder.name), storage_errors(folder, "remove"):
@@ -147,7 +147,7 @@ def _changed_s(path: Path) -> float:
 
 
 def _spills(stage: Path) -> Iterator[Path]:
-    """Files in a spill folder: there they have the path that their links have here."""
+    """Find files in a spill folder, where they have the same relative paths as their links here."""
     for path in entries(stage):
         if (link := link_target(path)) is not None:
             target = Path(link)

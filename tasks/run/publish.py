@@ -1,6 +1,6 @@
-"""Publishing: the run folder is filled, the manifest written last, then `latest` moves in one step.
+"""Publish a run: fill its folder, write the manifest last, then move `latest` in one step.
 
-A consumer sees the old run or the new one. Links into the stages cost no space; where the file system has no
+A consumer sees either the old run or the new one. Links into the stages cost no space; where the file system has no
 hard links they become copies.
 """
 
@@ -27,19 +27,19 @@ from tasks.storage.names import link_target, remove_path
 
 @dataclass(frozen=True)
 class Publication:
-    """A validated run, ready to be seen.
+    """A validated run, ready to publish.
 
     Attributes:
-        published: names at the top of the output directory, and where they lead.
+        published: names at the top of the output directory, and their link targets.
         output_dir: root of the run layout.
-        links: published path to the stage file it is a second name of; their records are relative to `output_dir`.
+        links: published path to the record of the stage file it links to, relative to `output_dir`.
         symlinks: published path to relative target.
         documents: published path to the bytes of a small file.
         ledger, statistics: of the whole run.
-        stages: what each stage was, for lineage.
+        stages: name to key of each stage, for lineage.
         config: the resolved configuration as JSON.
-        inputs: fingerprints of every input file; `seen`: what each looked like when it was hashed.
-        report: the page about this run, or nothing. It tells what this execution did and found cached, so it is no
+        inputs: fingerprints of every input file; `seen`: their file status at the time they were hashed.
+        report: the page about this run, or nothing. It lists what this execution ran and reused, so it is not an
             output: the manifest does not record it, and two runs of one configuration may differ in it.
     """
 
@@ -78,7 +78,7 @@ class Contents:
 
 
 def publication_of(domain: Domain, config: Any, identity: Identity[Any], contents: Contents) -> Publication:
-    """Put what a domain publishes together with what every run says of itself."""
+    """Combine what a domain publishes with what every run records about itself."""
     return Publication(
         flow=domain.flow,
         published=domain.published,
@@ -97,7 +97,7 @@ def publication_of(domain: Domain, config: Any, identity: Identity[Any], content
 
 
 def part_stages(step: str, receipts: Iterable[Receipt], what: str = "") -> dict[str, str]:
-    """The stage key of every part of a step, by the name it has in the lineage."""
+    """Return the stage key of every part of a step, by its name in the lineage."""
     head = f"{step}/{what}" if what else step
     return {f"{head}/{part:06d}": receipt.stage for part, receipt in enumerate(receipts)}
 
@@ -137,7 +137,7 @@ def publish_run(publication: Publication) -> RunManifest:
 
 
 def json_document(value: Any) -> bytes:
-    """A small JSON file for people to read."""
+    """Format a small JSON file for people to read."""
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
@@ -149,13 +149,13 @@ def fill_run(
     documents: Mapping[str, bytes],
     notes: Mapping[str, bytes],
 ) -> tuple[FileRecord, ...]:
-    """Put every file of a run under its published name; returns their records relative to the run folder.
+    """Put every file of a run under its published name; return their records relative to the run folder.
 
     Args:
         links: published path to a file whose record is relative to the output directory.
         symlinks: published path to relative link target.
         documents: published path to content.
-        notes: as `documents`, for files about the run itself; they have no record in the manifest.
+        notes: like `documents`, for files about the run itself; the manifest does not record them.
     """
     folder = run_folder(output_dir, run_hash)
     records = []
@@ -180,7 +180,7 @@ def commit_run(output_dir: Path, manifest: RunManifest, published: Mapping[str, 
 
 
 def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) -> None:
-    """Make `latest` name this run; does nothing if it already does."""
+    """Point `latest` at this run, unless it already does."""
     for name, target in {LATEST: f"{RUNS}/{run_hash}", **published}.items():
         link = output_dir / name
         if link_target(link) != target:
@@ -195,7 +195,7 @@ def publishing(output_dir: Path, run_hash: str) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path, wanted: set[str]) -> None:
-    """Remove what an attempt that was killed half-way left in this run folder."""
+    """Remove what a killed attempt left in this run folder."""
     for path in reversed(walk(folder)):
         name = path.relative_to(folder).as_posix()
         stale = name not in wanted and (path.is_symlink() or path.is_file())

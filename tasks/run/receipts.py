@@ -1,4 +1,4 @@
-"""Receipts on disk: the result records Prefect persists, read and written without Prefect.
+"""Read and write receipts on disk, in the form Prefect persists results, without Prefect.
 
 A record is one JSON object, the form Prefect 3.8 writes when no separate metadata storage is set::
 
@@ -6,10 +6,10 @@ A record is one JSON object, the form Prefect 3.8 writes when no separate metada
                   "prefect_version": "3.8.8", "storage_block_id": null},
      "result": "{\"format\":1,\"task\":\"pack\", ...}"}
 
-Prefect obeys the serializer a record names, and "pickle" runs code, so nothing but exactly this form with
+Prefect obeys the serializer a record names, and "pickle" runs code, so only exactly this form with
 our serializer is a receipt here: unknown keys are refused (Prefect moves a top-level `serializer`, its old
 format, over the one in `metadata`), and so are repeated ones (two parsers may pick different values).
-`storage_key` is the path at the time of writing; nobody reads it, so a moved output directory keeps its hits.
+`storage_key` is the path at the time of writing. It is never read, so a moved output directory keeps its hits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEY = re.compile(rf"stages/{_NAME}/receipts/{_NAME}-[0-9]{{6,}}\.json")
 
 
 class Verify(StrEnum):
-    """How closely the files of a receipt are looked at before it counts."""
+    """How closely the files of a receipt are checked before it is accepted."""
 
     SIZE = "size"
     SHA256 = "sha256"
@@ -51,7 +51,7 @@ class _SerializerForm(Record):
 
 class _MetadataForm(Record):
     storage_key: str | None = None
-    # We never let a result expire; to Prefect an expired record is a miss, so it must not be a hit here.
+    # Our results never expire. Prefect treats an expired record as a miss, so it must not be a hit here.
     expiration: None = None
     serializer: _SerializerForm
     prefect_version: str = ""
@@ -64,7 +64,7 @@ class _RecordForm(Record):
 
 
 def receipt_key(stage: str, task: str, part: int) -> str:
-    """Where a receipt lives, relative to the output directory; also Prefect's cache key.
+    """Return the path of a receipt relative to the output directory; also Prefect's cache key.
 
     >>> receipt_key("0123456789abcdef", "pack", 7)
     'stages/0123456789abcdef/receipts/pack-000007.json'
@@ -73,14 +73,14 @@ def receipt_key(stage: str, task: str, part: int) -> str:
 
 
 def record_path(output_dir: Path, key: str) -> Path:
-    """The file of a receipt key.
+    """Return the file of a receipt key.
 
     Raises:
-        IntegrityError: code `bad_key`; the key has not the form `receipt_key` gives it.
+        IntegrityError: code `bad_key`; the key does not have the form of `receipt_key`.
     """
     if not _KEY.fullmatch(key):
         raise IntegrityError(
-            f"{key!r} is no receipt key; allowed: stages/{{stage}}/receipts/{{task}}-{{part:06d}}.json with "
+            f"{key!r} is not a valid receipt key; allowed: stages/{{stage}}/receipts/{{task}}-{{part:06d}}.json with "
             "names of letters, digits, '_', '.' and '-'",
             code="bad_key",
         )
@@ -88,11 +88,11 @@ def record_path(output_dir: Path, key: str) -> Path:
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    """A receipt as JSON that reads back as an equal receipt.
+    """Encode a receipt as JSON that reads back as an equal receipt.
 
     Raises:
         IntegrityError: code `not_json`; the statistics hold something JSON would change (a tuple, NaN, a
-            numpy number, a key that is no string), so a cached run would see other values than the first.
+            numpy number, a key that is not a string), so a cached run would see other values than the first.
     """
     try:
         data = receipt.model_dump_json().encode()
@@ -109,7 +109,7 @@ def encode_receipt(receipt: Receipt) -> bytes:
 
 
 def decode_receipt(data: bytes | str) -> Receipt:
-    """The inverse of `encode_receipt`.
+    """Decode the output of `encode_receipt`.
 
     Raises:
         IntegrityError: code `foreign_record`; this is not exactly one receipt of the current format.
@@ -117,17 +117,17 @@ def decode_receipt(data: bytes | str) -> Receipt:
     try:
         receipt = Receipt.model_validate_json(data)
     except (ValidationError, IntegrityError) as error:
-        raise _foreign(f"its result is no receipt ({_first_line(error)})") from None
+        raise _foreign(f"its result is not a receipt ({_first_line(error)})") from None
     if receipt.format != RECEIPT_FORMAT:
         raise _foreign(f"its receipt has format {receipt.format}, this version reads {RECEIPT_FORMAT}")
     return receipt
 
 
 def parse_record(data: bytes) -> Receipt:
-    """The receipt in a persisted record.
+    """Read the receipt in a persisted record.
 
     Raises:
-        IntegrityError: code `foreign_record`; torn, or not written by our serializer.
+        IntegrityError: code `foreign_record`; it is torn, or was not written by our serializer.
     """
     try:
         plain = json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats)
@@ -138,7 +138,7 @@ def parse_record(data: bytes) -> Receipt:
 
 
 def format_record(receipt: Receipt) -> bytes:
-    """A record Prefect reads back as a hit.
+    """Format a record that Prefect reads back as a hit.
 
     Raises:
         IntegrityError: code `not_json`, see `encode_receipt`.
@@ -154,15 +154,15 @@ def format_record(receipt: Receipt) -> bytes:
 
 
 def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
-    """Check that the files of a receipt are there, as it says.
+    """Check that the files of a receipt exist as it describes them.
 
-    `size` costs one stat a file and finds missing and truncated files; `sha256` reads them and finds flipped
-    bits; `off` looks at nothing but the paths.
+    `size` costs one stat per file and finds missing and truncated files; `sha256` reads them and finds flipped
+    bits; `off` checks only the paths.
 
     Raises:
-        IntegrityError: code `missing_output` or `changed_output`, naming the file, what was expected and
+        IntegrityError: code `missing_output` or `changed_output`, with the file, what was expected and
             what was found; `foreign_record` when a path leaves `output_dir`.
-        StorageError: a file is there and cannot be looked at.
+        StorageError: a file exists but cannot be accessed.
     """
     for file in receipt.files:
         relative = PurePosixPath(file.path)
@@ -201,7 +201,7 @@ def _verify_file(file: FileRecord, path: Path, level: Verify) -> None:
 
 
 def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
-    """The receipt under `key`, None when there is none.
+    """Read and verify the receipt under `key`; return None if there is none.
 
     Raises:
         IntegrityError: the record is foreign or torn, belongs to other work, or its files do not verify.
@@ -217,7 +217,7 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     if receipt_key(receipt.stage, receipt.task, receipt.part) != key:
         raise _foreign(f"it is the receipt of {receipt.task!r} part {receipt.part}, stage {receipt.stage!r}")
     verify_files(receipt, output_dir, verify)
-    # `prune` leaves alone what was used lately. A folder that cannot be written cannot be pruned either.
+    # `prune` keeps stages that were used recently. A folder that cannot be written cannot be pruned either.
     with contextlib.suppress(OSError):
         touch_folder(path.parent.parent)
     return receipt

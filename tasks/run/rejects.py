@@ -1,4 +1,4 @@
-"""Rows that were left out: why, and the file that lists them.
+"""Record rejected rows: the reason, and the file that lists them.
 
 A reject file is Parquet with `source_file string, row int64, reason string, detail string`; `row` is the
 0-based line of a text file, or row of a Parquet file. It exists only if something was rejected.
@@ -24,7 +24,7 @@ _FLUSH_ROWS = 50_000
 
 
 class RowRejected(Exception):  # noqa: N818 - a verdict on one row, caught per row; not a failure of the run
-    """One input row cannot be used; it goes to `rejects/` with this reason and the run goes on.
+    """One input row cannot be used; it goes to `rejects/` with this reason, and the run continues.
 
     Args:
         reason: stable `snake_case` key that ledgers count by.
@@ -41,15 +41,15 @@ class RowRejected(Exception):  # noqa: N818 - a verdict on one row, caught per r
 
 
 def reject_files(receipt: Receipt) -> Iterator[FileRecord]:
-    """The reject file of a job, if it rejected a row."""
+    """Return the reject file of a job, if it rejected a row."""
     return (record for record in receipt.files if record.path.endswith(f"/{REJECTS}"))
 
 
 def reject_links(named: Iterable[tuple[str, Receipt]]) -> dict[str, FileRecord]:
-    """Published name of every reject file: `rejects/{name}.parquet`.
+    """Map each published name, `rejects/{name}.parquet`, to its reject file.
 
     Args:
-        named: a name for each receipt, such as `{source}-{part:06d}`.
+        named: each receipt with a name, such as `{source}-{part:06d}`.
     """
     return {
         f"{REJECTS_FOLDER}/{name}.parquet": record
@@ -59,18 +59,18 @@ def reject_links(named: Iterable[tuple[str, Receipt]]) -> dict[str, FileRecord]:
 
 
 def numbered(source: str, receipts: Iterable[Receipt]) -> Iterator[tuple[str, Receipt]]:
-    """The receipts of one source with names of their own: `{source}-{part:06d}`."""
+    """Name the receipts of one source: `{source}-{part:06d}`."""
     return ((f"{source}-{part:06d}", receipt) for part, receipt in enumerate(receipts))
 
 
 class RejectWriter:
-    """Collects rejected rows and writes them in batches; memory stays bounded when every row is bad.
+    """Collect rejected rows and write them in batches; memory stays bounded even if every row is bad.
 
     Args:
         path: the reject file.
 
     Attributes:
-        rows: how many were noted.
+        rows: number of rows added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class RejectWriter:
         self._writer: Any = None
 
     def add(self, source_file: str, row: int, reason: str, detail: str) -> None:
-        """Note one rejected row."""
+        """Add one rejected row."""
         self.rows += 1
         # A lone surrogate in the detail (an unknown role, say) cannot be stored as UTF-8.
         safe = detail[:_DETAIL_CHARACTERS].encode("utf-8", "backslashreplace").decode()
@@ -90,10 +90,10 @@ class RejectWriter:
             self._flush()
 
     def finish(self, root: Path) -> list[FileRecord]:
-        """Commit the file, if there is anything in it; returns its record relative to `root`."""
+        """Commit the file, unless it is empty; return its record relative to `root`."""
         self._flush()
         if self._file is None:
-            # An earlier attempt under the same name, torn before its receipt, must not be mistaken for ours.
+            # The file of an earlier attempt, killed before its receipt, must not be mistaken for this one's.
             remove_path(self._path)
             return []
         self._writer.close()
@@ -127,7 +127,7 @@ class RejectWriter:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None and self._file is not None:
-            # Closed here, because its destructor would write to the removed file and complain.
+            # Close it here: its destructor would write to the removed file and complain.
             with contextlib.suppress(Exception):
                 self._writer.close()
             self._file.__exit__(kind, error, trace)

@@ -1,1 +1,1 @@
-"""The Prefect side: cache policy, receipt serializer, locks, runners, settings."""
+"""Connect to Prefect: cache policy, receipt serializer, locks, runners, settings."""

@@ -1,4 +1,4 @@
-"""Reports as artifacts of the Prefect run they belong to."""
+"""Show reports as artifacts of their Prefect run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ log = logging.getLogger("gristmill.report")
 
 
 def show(report: Report, page: str) -> None:
-    """Create the artifacts of a run; without a Prefect run around it, do nothing.
+    """Create the artifacts of a run; do nothing outside a Prefect run.
 
     Args:
         page: URI of the report's page.
 
-    Keys are the same for every run of a flow, so the UI lists a flow's summaries as versions of one artifact.
+    Keys are the same for every run of a flow, so the UI lists its summaries as versions of one artifact.
     """
     if TaskRunContext.get() is None:
         return

@@ -1,17 +1,17 @@
-"""Prefect's cache on our receipts: a task whose receipt verifies is not run again.
+"""Base Prefect's cache on our receipts: a task whose receipt verifies is not run again.
 
-The order of events in a Prefect task run decides where the record is checked:
+The order of events in a Prefect task run determines where the record is checked:
 
 1. `compute_key`, before any lock. An exception there is logged and the task runs uncached.
-2. the transaction takes the lock and then asks the store whether the record exists, which already hands it to
-   the serializer it names. So after waiting for another run it does see that run's receipt.
+2. the transaction takes the lock, then asks the store whether the record exists, which already passes it to
+   the serializer it names. So after waiting for another run it sees that run's receipt.
 3. hit: the record is read; miss: the task runs, the record is written, the lock is released.
 
-A record is therefore checked once the lock is taken and before the store looks, by the lock itself
-(`ReceiptLock`). In `compute_key` it would be too early: a run that waits for another's lock would have looked
-before the other wrote, and removing what it found bad could remove the good record written since.
+A record is therefore checked after the lock is taken and before the store reads it, by the lock itself
+(`ReceiptLock`). In `compute_key` it would be too early: a run that waits for another's lock would have checked
+before the other wrote, and removing the bad record could remove the good one written since.
 
-Prefect writes records in place, not atomically; one torn by a kill is such a bad record, and is made again.
+Prefect writes records in place, not atomically; one torn by a kill is such a bad record and is rebuilt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-    """What a task is given under the name `job`: enough to name its receipt."""
+    """The task parameter `job`: enough to name its receipt."""
 
     @property
     def stage(self) -> str: ...
@@ -52,14 +52,14 @@ class Job(Protocol):
 
 
 class ReceiptLock(FlockManager):
-    """A lock on a receipt which, once taken, leaves only a receipt that can be relied on.
+    """A lock on a receipt that, once taken, guarantees that any receipt still there is valid.
 
     A record that is foreign or torn, or whose files are missing or changed, is removed, so Prefect sees a
     miss and never deserialises it. If it cannot be removed, taking the lock fails, and with it the task.
 
     Args:
         root: the output directory.
-        verify: how closely the receipt's files are looked at.
+        verify: how closely the receipt's files are checked.
     """
 
     def __init__(self, root: str | Path, verify: str) -> None:
@@ -70,7 +70,7 @@ class ReceiptLock(FlockManager):
         return (type(self), (str(self.root), self.verify.value))
 
     def acquire_lock(self, key: str, holder: str, *limits: Any, **named_limits: Any) -> bool:
-        """Take the lock, within the limits of `FlockManager`, then remove a record that must not count.
+        """Take the lock, within the limits of `FlockManager`, then remove an invalid record.
 
         Raises:
             IntegrityError: code `bad_key`.
@@ -83,7 +83,7 @@ class ReceiptLock(FlockManager):
         return taken
 
     async def aacquire_lock(self, key: str, holder: str, *limits: Any, **named_limits: Any) -> bool:
-        """`acquire_lock`, leaving the event loop free while it waits and reads."""
+        """Do what `acquire_lock` does, without blocking the event loop while it waits and reads."""
         record_path(self.root, key)
         taken = await super().aacquire_lock(key, holder, *limits, **named_limits)
         if taken:
@@ -94,13 +94,13 @@ class ReceiptLock(FlockManager):
         try:
             drop_bad_record(self.root, key, self.verify)
         except BaseException:
-            # Prefect considers the lock not taken and would never release it.
+            # Prefect assumes the lock was not taken and would never release it.
             self.release_lock(key, holder)
             raise
 
 
 def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
-    """Remove the record under `key` if it cannot be relied on; whether it was removed.
+    """Remove the record under `key` if it is invalid; return whether it was removed.
 
     Raises:
         StorageError: the record cannot be read or removed.
@@ -108,7 +108,7 @@ def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
     try:
         check_receipt(output_dir, key, verify)
     except IntegrityError as error:
-        _logger.warning("%s; doing %s again", error, key)
+        _logger.warning("%s; running %s again", error, key)
         path = record_path(output_dir, key)
         with storage_errors(path, "remove a bad record"):
             remove_path(path)
@@ -118,9 +118,9 @@ def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
 
 @dataclass
 class ReceiptPolicy(CachePolicy):
-    """The cache key of a task is the place of its receipt.
+    """Cache policy whose key for a task is the path of its receipt.
 
-    Only the stage hash, task and part decide; what they stand for is hashed in the flow.
+    The key has only the stage hash, task and part; the flow hashes what they stand for.
 
     Args:
         output_dir: absolute path of the output directory.
@@ -141,24 +141,24 @@ class ReceiptPolicy(CachePolicy):
         flow_parameters: dict[str, Any],
         **kwargs: Any,
     ) -> str:
-        """`receipt_key` of the task's parameter `job`."""
+        """Return `receipt_key` for the task's parameter `job`."""
         job = inputs.get("job")
         try:
             return receipt_key(job.stage, job.task, job.part)  # type: ignore[union-attr]
         except (AttributeError, TypeError, ValueError):
-            # Raising would only be logged, and the task would run uncached; the lock refuses this key, which
+            # An exception would only be logged, and the task would run uncached; the lock refuses this key, which
             # fails the task.
-            return f"no receipt for a {type(job).__name__} as job"
+            return f"a {type(job).__name__} given as job cannot name a receipt"
 
 
 def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = False) -> Task[P, R]:
-    """`task`, returning receipts cached in `output_dir`.
+    """Return `task` with its receipts cached in `output_dir`.
 
     Args:
         task: a task with a parameter `job` (see `Job`) that returns a `Receipt`.
-        output_dir: where receipts and the files they name are.
-        verify: how closely the files of a cached receipt are looked at.
-        refresh: run even when there is a good receipt.
+        output_dir: the folder of the receipts and the files they name.
+        verify: how closely the files of a cached receipt are checked.
+        refresh: run even if there is a valid receipt.
 
     Raises:
         TypeError: the task has no parameter `job`.
@@ -166,14 +166,14 @@ def bind(task: Task[P, R], output_dir: Path, verify: Verify, refresh: bool = Fal
     if "job" not in inspect.signature(task.fn).parameters:
         raise TypeError(f"the task {task.name!r} needs a parameter named 'job' to name its receipt")
     root = output_dir.resolve()
-    # A refreshed task does not look at the old record, so reading its files would be wasted.
+    # A refreshed task ignores the old record, so verifying its files would be wasted.
     level = Verify.OFF if refresh else Verify(verify)
     return task.with_options(
         cache_policy=ReceiptPolicy(output_dir=str(root), verify=level.value),
         persist_result=True,
         result_storage=root,
         result_serializer=ReceiptSerializer(),
-        # Results of another run of the flow in this process must be looked up, and verified, on disk.
+        # Results of another flow run in this process must be looked up and verified on disk.
         cache_result_in_memory=False,
         refresh_cache=refresh,
     )

@@ -1,16 +1,16 @@
-"""One worker at a time for each receipt, by kernel locks that die with their process.
+"""Allow one worker at a time for each receipt, with kernel locks that end with their process.
 
-Prefect's own `FileSystemLockManager` marks a lock by the existence of a file and so blocks for ever after a
+Prefect's own `FileSystemLockManager` marks a lock by the existence of a file, so it blocks forever after a
 `kill -9`. `flock` belongs to the open file: the kernel drops it whenever the process ends, however it ends.
 
-- One lock file a key, `stages/{stage}/receipts/.{name}.lock`. The files stay: removing a lock file while
-  somebody waits for it would let two holders in. (`prune` may remove whole stages; a lock taken on a file
-  that is no longer at its path is given back and taken anew.)
-- What this process holds is in one table for all managers of the process, as Prefect copies and pickles them.
+- One lock file per key, `stages/{stage}/receipts/.{name}.lock`. The files stay: removing a lock file while
+  another process waits for it would let two holders in. (`prune` may remove whole stages; a lock on a file
+  that is no longer at its path is released and taken again.)
+- All managers of a process share one table of held locks, as Prefect copies and pickles managers.
 - Waiting polls (5 ms, then up to 100 ms): a blocking `flock` has no timeout and cannot be interrupted in a
   worker thread.
 - Across hosts, and on file systems without `flock`, two runs may do the same work; their outputs are the
-  same bytes and appear atomically, so that costs time only.
+  same bytes and appear atomically, so this only costs time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class _Actor:
-    """Who takes a lock: a thread, and in an event loop the asyncio task within it."""
+    """The taker of a lock: a thread, and in an event loop the asyncio task within it."""
 
     thread: threading.Thread
     task: asyncio.Task[Any] | None
@@ -61,7 +61,7 @@ class _Held:
     expiry: threading.Timer | None = None
 
 
-# Guards the table below; held for a few system calls at most, never while waiting.
+# Guards the table below; held for at most a few system calls, never while waiting.
 _table = threading.Lock()
 _held: dict[Path, _Held] = {}
 
@@ -69,7 +69,7 @@ _held: dict[Path, _Held] = {}
 class FlockManager(LockManager):
     """Prefect's lock protocol on `flock`.
 
-    Re-entry never deadlocks. A holder that asks again has the lock already. Prefect names every transaction
+    Re-entry never deadlocks. A holder that asks again already has the lock. Prefect names every transaction
     anew and, when a cached result fails to load, forgets to release its lock; so an actor (thread or asyncio
     task) that asks for a lock it already holds, or one whose actor has ended, takes it over.
 
@@ -89,11 +89,11 @@ class FlockManager(LockManager):
     def acquire_lock(
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
-        """Take the lock; False when that took longer than `acquire_timeout` seconds (0: do not wait).
+        """Take the lock; return False if that takes longer than `acquire_timeout` seconds (0: do not wait).
 
         Raises:
             IntegrityError: code `bad_key`; the key leads outside the root.
-            StorageError: the lock file cannot be made or locked.
+            StorageError: the lock file cannot be created or locked.
         """
         if self._try(key, holder, hold_timeout):
             return True
@@ -106,7 +106,7 @@ class FlockManager(LockManager):
     async def aacquire_lock(
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
-        """`acquire_lock`, leaving the event loop free while it waits."""
+        """Do what `acquire_lock` does, without blocking the event loop while it waits."""
         if self._try(key, holder, hold_timeout):
             return True
         for pause in _pauses(acquire_timeout):
@@ -116,7 +116,7 @@ class FlockManager(LockManager):
         return False
 
     def release_lock(self, key: str, holder: str) -> None:
-        """Give the lock back.
+        """Release the lock.
 
         Raises:
             ValueError: `holder` does not hold it.
@@ -129,9 +129,9 @@ class FlockManager(LockManager):
             _drop(path, held)
 
     def is_locked(self, key: str) -> bool:
-        """Whether anybody, in any process, holds the lock.
+        """Return whether anyone, in any process, holds the lock.
 
-        Looking takes a shared lock for an instant: an `acquire_lock` that does not wait may fail for it.
+        The check takes a shared lock for an instant; an `acquire_lock` that does not wait may fail because of it.
         """
         path = self._path(key)
         with _table:
@@ -140,13 +140,13 @@ class FlockManager(LockManager):
         return is_locked(path)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
-        """Whether `holder` holds the lock, in this process."""
+        """Return whether `holder` holds the lock, in this process."""
         with _table:
             held = _held.get(self._path(key))
             return held is not None and held.holder == holder
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
-        """Wait until nobody else holds the lock; False when `timeout` seconds were not enough."""
+        """Wait until nobody else holds the lock; return False if `timeout` seconds were not enough."""
         if self._free(key):
             return True
         for pause in _pauses(timeout):
@@ -156,7 +156,7 @@ class FlockManager(LockManager):
         return False
 
     async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
-        """`wait_for_lock`, leaving the event loop free while it waits."""
+        """Do what `wait_for_lock` does, without blocking the event loop while it waits."""
         if self._free(key):
             return True
         for pause in _pauses(timeout):
@@ -202,7 +202,7 @@ class FlockManager(LockManager):
 
 
 def _pauses(timeout: float | None) -> Iterator[float]:
-    """How long to sleep between tries, until `timeout` seconds have passed."""
+    """Yield how long to sleep between tries, until `timeout` seconds have passed."""
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _FIRST_PAUSE_S
     while True:
@@ -214,7 +214,7 @@ def _pauses(timeout: float | None) -> Iterator[float]:
 
 
 def _drop(path: Path, held: _Held) -> None:
-    """Give a lock back; the caller holds the table."""
+    """Release a lock; the caller holds the table's guard."""
     if held.expiry is not None:
         held.expiry.cancel()
     del _held[path]
@@ -228,7 +228,7 @@ def _expire(path: Path, held: _Held, holder: str) -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the locks are the parent's, and open descriptors would keep them after its death."""
+    """Drop all locks in a forked child: they belong to the parent, whose death open descriptors would outlast."""
     global _table
     _table = threading.Lock()
     for held in _held.values():

@@ -1,4 +1,4 @@
-"""Running steps as Prefect task runs, with receipts for what is worth caching."""
+"""Run steps as Prefect task runs, with receipts for what is worth caching."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tasks.runtime.progress import ProgressArtifact, Stage
 from tasks.runtime.retries import RETRIES
 from tasks.runtime.stopping import stopping_soon
 
-# What Prefect names the state of a task whose receipt was found.
+# Prefect's state name for a task whose receipt was found.
 _CACHED = "Cached"
 
-# Runs one task for each job, in any order; returns their receipts in the order of the jobs.
+# Runs one task per job, in any order; returns the receipts in the order of the jobs.
 Each = Callable[[Task[..., Receipt], Sequence[Any]], list[Receipt]]
 # Runs one step that is not cached.
 Once = Callable[[Task[..., Any], Any], Any]
@@ -31,18 +31,18 @@ Once = Callable[[Task[..., Any], Any], Any]
 def each_with_receipts(
     output_dir: Path, verify: Verify, refresh: bool = False, reuse: Reuse | None = None
 ) -> Each:
-    """A function that maps a step over jobs on the flow's task runner, cached by receipt.
+    """Return a function that maps a step over jobs on the flow's task runner, cached by receipt.
 
     It returns the receipts in the order of the jobs, notes in `reuse` which tasks ran, and raises what the first
-    failed task raised. Tasks are named after their jobs, tried again when storage hiccups, and shown as they end.
+    failed task raised. Tasks are named after their jobs, retried when storage hiccups, and shown as they end.
     """
 
     def each(step: Task[..., Receipt], jobs: Sequence[Any]) -> list[Receipt]:
         bound = bind(step, output_dir, verify, refresh).with_options(**RETRIES)
         names = task_names(step.name, jobs)
         with stopping_soon(), Stage(step.name, len(jobs), ProgressArtifact(step.name)) as stage:
-            # All before the first one runs: Prefect parses source code for each, and two threads that build syntax
-            # trees at once trip over each other in Python 3.11 ("AST constructor recursion depth mismatch").
+            # Create all before the first one runs: Prefect parses source code for each, and in Python 3.11 two
+            # threads that build syntax trees at once collide ("AST constructor recursion depth mismatch").
             tasks = [_named(bound, name) for name in names]
             futures = [task.submit(job=job) for task, job in zip(tasks, jobs, strict=True)]
             _watch(stage, names, futures)
@@ -64,7 +64,7 @@ def run_once(step: Task[..., Any], job: Any) -> Any:
 
 
 def _named(task: Task[..., Receipt], name: str) -> Task[..., Receipt]:
-    # Prefect fills in braces.
+    # Prefect would fill in braces.
     return task.with_options(task_run_name=name.replace("{", "{{").replace("}", "}}"))
 
 

@@ -1,6 +1,6 @@
-"""What runs are called: a flow run after what it makes of what, a task run after its data set and shard.
+"""Name runs: a flow run after what it makes from what, a task run after its data set and shard.
 
-The tasks of a run carry no tags: Prefect asks the server about each tagged task before it starts. The run has them.
+Only the flow run has tags, not its tasks: Prefect asks the server about each tagged task before it starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HASH_DIGITS = 4
 
 
 def task_names(step: str, jobs: Sequence[Any]) -> list[str]:
-    """One name a job: the step, the job's label, and its number among those of its label.
+    """Name each job: the step, the job's label, and its number among the jobs of that label.
 
     >>> from types import SimpleNamespace as W
     >>> task_names("tokenize", [W(label="a"), W(label="b"), W(label="a")])
@@ -39,7 +39,7 @@ def task_names(step: str, jobs: Sequence[Any]) -> list[str]:
 
 
 def flow_run_name() -> str:
-    """The name a flow run starts with: its flow and its configuration's subject."""
+    """Return the initial name of a flow run: its flow and its configuration's subject."""
     context = FlowRunContext.get()
     if context is None or context.flow is None:
         return "run"
@@ -47,9 +47,9 @@ def flow_run_name() -> str:
 
 
 def name_run(config: Config, run_hash: str) -> None:
-    """Add the run's hash to its flow run's name, and what it works on to its tags.
+    """Add the run's hash to the name of its flow run, and what it works on to its tags.
 
-    A name is no reason to fail: without a flow run, or when the server refuses, nothing happens.
+    A name is not worth failing for: without a flow run, or if the server refuses, nothing happens.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow is None:
@@ -59,7 +59,7 @@ def name_run(config: Config, run_hash: str) -> None:
     try:
         context.client.update_flow_run(context.flow_run.id, name=name, tags=tags)
     except Exception as error:
-        log.debug("the flow run keeps its name: %s", error)
+        log.debug("cannot rename the flow run: %s", error)
         return
     context.flow_run.name = name
 

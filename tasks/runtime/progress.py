@@ -1,7 +1,7 @@
-"""Progress of a stage: a line a task on the run's page, an artifact that moves, and whoever else watches.
+"""Show the progress of a stage: a log line per task, an artifact that is updated, and any other watcher.
 
 Everything happens in the flow's own thread, as tasks end. The artifact is updated at most once a second, because
-SQLite answers 503 after bursts. Prefect is imported only where there is a run to tell it about.
+SQLite answers 503 after bursts. Prefect is imported only if there is a run to report to.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ from typing import Any, Protocol
 
 from schemas.run import Receipt
 
-# What goes to the run's page, and not to the terminal: the terminal has bars.
+# This log goes to the run's page, not to the terminal, which has bars.
 log = logging.getLogger("gristmill.progress")
 
 _UPDATE_S = 1.0
 
 
 class Watcher(Protocol):
-    """Somebody who is told how stages go, in the flow's thread."""
+    """An observer of stages, called in the flow's thread."""
 
-    def started(self, stage: str, total: int) -> None: ...
-    def advanced(self, stage: str, done: int, reused: int) -> None: ...
-    def ended(self, stage: str, done: int, reused: int, seconds: float) -> None: ...
+    def started(self, stage: str, total: int) -> None:
+        """Note that a stage of `total` tasks starts."""
+        ...
+
+    def advanced(self, stage: str, done: int, reused: int) -> None:
+        """Note how many tasks of a stage are done, and how many of these were reused."""
+        ...
+
+    def ended(self, stage: str, done: int, reused: int, seconds: float) -> None:
+        """Note that a stage ended after `seconds`."""
+        ...
 
 
 _watchers: list[Watcher] = []
@@ -34,7 +42,7 @@ _watchers: list[Watcher] = []
 
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` about all stages of this process while the context is open."""
+    """Notify `watcher` of all stages of this process while the context is open."""
     _watchers.append(watcher)
     try:
         yield
@@ -47,9 +55,9 @@ class Stage:
 
     Args:
         name: the step's.
-        total: how many tasks there are.
-        artifact: what shows the progress on the run's page; `None` for none.
-        clock: seconds.
+        total: number of tasks.
+        artifact: shows the progress on the run's page; `None` for none.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class Stage:
             watcher.ended(self.name, self.done, self.reused, self._clock() - self._started)
 
     def advance(self, task: str, receipt: Any, *, reused: bool) -> None:
-        """One task ended well."""
+        """Record that one task succeeded."""
         self.done += 1
         self.reused += reused
         log.info("%s: %s", task, "re-used" if reused else described(receipt))
@@ -95,7 +103,7 @@ class Stage:
 
 
 def described(receipt: Any) -> str:
-    """What a finished task made, in a few words.
+    """Describe the result of a finished task in a few words.
 
     >>> described(None)
     'done'
@@ -112,9 +120,9 @@ def described(receipt: Any) -> str:
 
 
 class ProgressArtifact:
-    """One progress artifact of the flow run around it, made when there is first something to show.
+    """A progress artifact of the current flow run, created when there is first something to show.
 
-    Progress is no reason to fail: once the server refuses, the artifact stays as it is.
+    Progress is not worth failing for: once the server refuses, the artifact stays as it is.
     """
 
     def __init__(self, step: str) -> None:
@@ -137,4 +145,4 @@ class ProgressArtifact:
                 update_progress_artifact(self._id, percent, description=description)
         except Exception as error:
             self._works = False
-            log.debug("no more progress of %s: %s", self._step, error)
+            log.debug("cannot show further progress of %s: %s", self._step, error)

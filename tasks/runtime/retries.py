@@ -1,6 +1,6 @@
-"""Which failures of a task are worth another try: storage that may recover, and nothing else.
+"""Decide which failures of a task to retry: only storage that may recover.
 
-A wrong configuration, a broken input or a total that does not add up fails the same way every time.
+A wrong configuration, a broken input or totals that do not add up fail the same way every time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from schemas.errors import StorageError
 
-# Three more tries within seven seconds: network file systems hiccup that long; a full disk rarely empties later.
+# Three retries within seven seconds: network file systems hiccup that long; a full disk rarely clears up later.
 DELAYS_S = (1.0, 2.0, 4.0)
 
-# A disk or mount that hiccups, is full for the moment, or is gone for a moment.
+# A disk or mount that hiccups, or is full or missing for a moment.
 TRANSIENT = frozenset(
     {
         errno.EAGAIN,
@@ -36,13 +36,13 @@ TRANSIENT = frozenset(
 
 
 def is_transient(error: object) -> bool:
-    """Whether `error` is a `StorageError` whose cause may pass."""
+    """Return whether `error` is a `StorageError` whose cause may pass."""
     cause = error.__cause__ if isinstance(error, StorageError) else None
     return isinstance(cause, OSError) and cause.errno in TRANSIENT
 
 
 def may_pass(task: Any, task_run: Any, state: Any) -> bool:
-    """Prefect's question after a failed try; the state holds the exception itself."""
+    """Answer Prefect whether to retry a failed task; the state holds the exception itself."""
     return is_transient(state.data)
 
 

@@ -1,4 +1,4 @@
-"""Task runners by name."""
+"""Create task runners by name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WORKERS_VARIABLE = "GRISTMILL_WORKERS"
 
 
 def make_runner(kind: str, workers: int) -> TaskRunner[Any]:
-    """The runner for `flow.with_options(task_runner=...)`.
+    """Create the runner for `flow.with_options(task_runner=...)`.
 
-    `threads` is right for work in Arrow, numpy and tokenizers, which release the GIL. `processes` spawns
+    `threads` suits work in Arrow, numpy and tokenizers, which release the GIL. `processes` spawns
     fresh interpreters (Prefect's choice, and never a fork of a threaded process): each imports the task's
-    module anew, 1-2 s once a worker.
+    module again, 1-2 s once per worker.
 
     Raises:
         ConfigError: code `unknown_runner` or `bad_workers`.
@@ -39,10 +39,10 @@ def make_runner(kind: str, workers: int) -> TaskRunner[Any]:
 
 
 def runner_from_environment(environ: Mapping[str, str] = os.environ) -> TaskRunner[Any]:
-    """The runner a deployment chooses in its job variables, where the flow's body is too late to choose.
+    """Create the runner that a deployment's job variables choose; in the flow's body it would be too late.
 
-    `GRISTMILL_RUNNER` is its kind (default `threads`), `GRISTMILL_WORKERS` how many tasks run at once (default: one
-    a processor). The command line has options instead, and wins.
+    `GRISTMILL_RUNNER` is its kind (default `threads`), `GRISTMILL_WORKERS` the number of parallel tasks (default: one
+    per processor). The options of the command line take precedence.
 
     Raises:
         ConfigError: code `unknown_runner` or `bad_workers`.
@@ -66,16 +66,16 @@ def _unknown_runner(kind: str, where: str) -> ConfigError:
 
 
 def start_worker() -> None:
-    """Prepare a worker process: no tracebacks on the terminal, and no life after its parent's."""
+    """Prepare a worker process: print no tracebacks on the terminal, and end with the parent."""
     quiet_run_logs()
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """In a worker process: end as soon as the parent does.
+    """End this worker process as soon as its parent ends.
 
-    A killed parent cannot stop its pool: a worker would finish its task, holding its lock, and then wait for
-    more for ever.
+    A killed parent cannot stop its pool: a worker would finish its task, holding its lock, and then wait forever for
+    more.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,4 +1,4 @@
-"""How Prefect stores a receipt: as JSON of exactly one `Receipt`, and nothing else."""
+"""Store a receipt in Prefect as JSON of exactly one `Receipt`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.run.receipts import SERIALIZER_TYPE, decode_receipt, encode_receipt
 
 
 class ReceiptSerializer(Serializer):
-    """Receipts to JSON and back.
+    """Convert receipts to JSON and back.
 
     It has no options, so every record names the same serializer, and `tasks.run.receipts` can refuse any
     other without importing Prefect. Importing this module registers it.
@@ -21,10 +21,10 @@ class ReceiptSerializer(Serializer):
     type: str = Field(default=SERIALIZER_TYPE, frozen=True)
 
     def dumps(self, obj: Any) -> bytes:
-        """The receipt as JSON.
+        """Encode a receipt as JSON.
 
         Raises:
-            TypeError: `obj` is no receipt.
+            TypeError: `obj` is not a receipt.
             IntegrityError: code `not_json`; JSON would change it.
         """
         if not isinstance(obj, Receipt):
@@ -32,9 +32,9 @@ class ReceiptSerializer(Serializer):
         return encode_receipt(obj)
 
     def loads(self, blob: bytes) -> Receipt:
-        """The receipt in `blob`.
+        """Decode the receipt in `blob`.
 
         Raises:
-            IntegrityError: code `foreign_record`; Prefect takes that as a miss.
+            IntegrityError: code `foreign_record`; Prefect treats this as a miss.
         """
         return decode_receipt(blob)

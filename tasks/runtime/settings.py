@@ -1,4 +1,4 @@
-"""Prefect, quiet and off the network. No Prefect import at module level: the environment comes first."""
+"""Keep Prefect quiet and off the network. Never import Prefect at module level here: the environment comes first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 
 _QUIET = {
-    # Usage data: the SDK's, sent from `import prefect` on; the server's, which also switches the UI's.
+    # Usage data: the SDK's, sent from `import prefect` on, and the server's, which also controls the UI's.
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -16,7 +16,7 @@ _QUIET = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_API_HOST": "127.0.0.1",
-    # A cold start takes 11-16 s on 2 cores; the default gives up after 20.
+    # A cold start takes 11-16 s on 2 cores; Prefect's default gives up after 20.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_CLI_COLORS": "false",
     "PREFECT_CLI_PROMPT": "false",
@@ -31,9 +31,9 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def quiet_environment(environ: MutableMapping[str, str] = os.environ, *, debug: bool = False) -> None:
-    """Set defaults for Prefect in `environ`; values that are already there stay.
+    """Set defaults for Prefect in `environ`; keep existing values.
 
-    Only `NO_PROXY` is added to, where a proxy is set.
+    Only `NO_PROXY` is extended, if a proxy is set.
 
     Call it before anything imports prefect, which reads the environment once.
 
@@ -48,10 +48,10 @@ def quiet_environment(environ: MutableMapping[str, str] = os.environ, *, debug: 
 
 
 def _reach_loopback(environ: MutableMapping[str, str]) -> None:
-    """Where a proxy is set, except loopback: Prefect would ask the proxy for its own local server."""
+    """Exclude loopback from a configured proxy, which Prefect would ask for its own local server."""
     if not any(environ.get(name) or environ.get(name.lower()) for name in _PROXIES):
         return
-    # The lower-case name wins where both are set.
+    # The lower-case name wins if both are set.
     name = "no_proxy" if "no_proxy" in environ else "NO_PROXY"
     hosts = [host.strip() for host in environ.get(name, "").split(",") if host.strip()]
     if "*" not in hosts:
@@ -59,11 +59,11 @@ def _reach_loopback(environ: MutableMapping[str, str]) -> None:
 
 
 def quiet_run_logs(environ: Mapping[str, str] = os.environ) -> None:
-    """Keep what Prefect logs about flow and task runs off this process's terminal.
+    """Keep Prefect's logs about flow and task runs off this process's terminal.
 
     It logs every failure with its traceback, once for the task and once for the flow; the command line prints
-    one message instead. The server gets these logs as before. With `PREFECT_LOGGING_LEVEL` below WARNING, as
-    `--debug` sets it, they stay.
+    one message instead. The server still gets these logs. With `PREFECT_LOGGING_LEVEL` below WARNING, as
+    `--debug` sets it, they stay on the terminal.
     """
     if environ.get("PREFECT_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
         for name in _RUN_LOGGERS:
@@ -72,12 +72,12 @@ def quiet_run_logs(environ: Mapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def run_settings() -> Iterator[None]:
-    """Settings for a flow run started from the command line.
+    """Apply the settings for a flow run started from the command line.
 
-    Heartbeats are off: ending their thread adds up to 1 s to a run, and nobody watches for crashes of a run
-    whose process sits in the user's terminal. No environment variable can say "off".
+    Heartbeats are off: stopping their thread adds up to 1 s to a run, and nobody watches for crashes of a run
+    in the user's own terminal. No environment variable can switch them off.
     """
-    # At the end of every short run it warns that the last dozen events are still being sent; they are.
+    # At the end of every short run it warns that the last dozen events are still being sent, which is harmless.
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)
 
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings

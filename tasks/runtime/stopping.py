@@ -1,8 +1,8 @@
-"""An end within seconds, whatever runs: cancelled in the UI, Ctrl-C, or SIGTERM.
+"""End within seconds, whatever is running: cancelled in the UI, Ctrl-C, or SIGTERM.
 
-A worker thread in the middle of a large part cannot be interrupted, and the pool waits for it. Nothing is lost by
-not waiting: files appear whole or not at all, locks die with their process, and the next run goes on from the last
-receipt.
+A worker thread in the middle of a large part cannot be interrupted, and the pool would wait for it. Nothing is lost
+by not waiting: files appear whole or not at all, locks end with their process, and the next run resumes after the
+last receipt.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from prefect.client.schemas import State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled
 
-# Enough to end in order where no long task runs; a cancelled run must be gone within 10 s.
+# Enough for an orderly end if no long task is running; a cancelled run must be gone within 10 s.
 GRACE_S = 5.0
 _EXIT_CODE = 130
 
 
 @contextlib.contextmanager
 def stopping_soon(grace_s: float = GRACE_S) -> Iterator[None]:
-    """End this process `grace_s` after its work in the context was interrupted, if it is still there."""
+    """End this process `grace_s` after its work in the context was interrupted, if it is still running."""
     try:
         yield
     except Exception:
@@ -40,17 +40,17 @@ def stopping_soon(grace_s: float = GRACE_S) -> Iterator[None]:
 
 
 def _tell_server() -> None:
-    """The run is over: a process that ends itself can say no more, and the run would stay at Running."""
+    """Report the run as over before this process ends itself; otherwise the run would stay at Running."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    # Interrupted or not, the process must end.
+    # The process must end even if this is interrupted.
     with contextlib.suppress(Exception):
-        state: State[Any] = Cancelled(message="stopped; run it again to go on")
+        state: State[Any] = Cancelled(message="stopped; run it again to resume")
         context.client.set_flow_run_state(context.flow_run.id, state, force=True)
 
 
 def _end() -> None:
     with contextlib.suppress(OSError):
-        print("gristmill: stopped; run the same command again to go on", file=sys.stderr, flush=True)
+        print("gristmill: stopped; run the same command again to resume", file=sys.stderr, flush=True)
     os._exit(_EXIT_CODE)

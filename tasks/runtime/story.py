@@ -1,4 +1,4 @@
-"""How every flow run begins: the folder is claimed, the inputs are identified, the run gets its name."""
+"""Begin every flow run the same way: claim the folder, identify the inputs, name the run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tell(
     verify: Verify,
     force: bool,
 ) -> dict[str, Any]:
-    """Run a flow's story on Prefect; returns the manifest it published, as JSON values.
+    """Run a flow's story on Prefect; return the manifest it published, as JSON values.
 
     Args:
-        domain, identify: whose run it is, and what makes its identity.
+        domain, identify: the domain of the run, and the function that returns its identity.
         mill: the story, `(config, identity, each, once, reuse)`.
         config: with `output_dir`.
         verify: how closely cached results are checked before they are used again.
-        force: do every step again, whatever is cached.
+        force: run every step again, even if it is cached.
 
     Raises:
         GristmillError: what the story raised; the folder is another flow's, or an input cannot be read.

@@ -1,6 +1,6 @@
-"""Which Prefect API a run talks to.
+"""Choose the Prefect API that a run uses.
 
-In this order: the one it was told (`--address`), the one Prefect is configured for (`PREFECT_API_URL`, a profile,
+In this order: the one given (`--address`), the one Prefect is configured for (`PREFECT_API_URL`, a profile,
 `prefect.toml`), the server `up` started, an embedded one.
 """
 
@@ -26,7 +26,7 @@ class Api(NamedTuple):
     Attributes:
         url: with `/api`.
         kind: `given`, `configured`, `local` or `embedded`.
-        ui: where its UI is, or nothing.
+        ui: the URL of its UI, or nothing.
     """
 
     url: str
@@ -35,7 +35,7 @@ class Api(NamedTuple):
 
 
 def use_api(address: str | None) -> Api:
-    """Find or start the API for this process's runs, and point Prefect here and in child processes at it.
+    """Find or start the API for this process's runs, and point Prefect at it, in child processes too.
 
     Imports Prefect. An embedded server serves all further runs of this process.
 
@@ -75,7 +75,7 @@ def _find(address: str | None) -> Api:
 
 
 def normal_address(address: str) -> str:
-    """The URL of an API from what people write: with or without `/api`.
+    """Normalise the URL of an API, written with or without `/api`.
 
     >>> normal_address("http://127.0.0.1:4200/")
     'http://127.0.0.1:4200/api'
@@ -86,7 +86,7 @@ def normal_address(address: str) -> str:
     parts = urllib.parse.urlsplit(address.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{address!r} is no address of a Prefect server; write http://HOST:PORT/api",
+            f"{address!r} is not the address of a Prefect server; write http://HOST:PORT/api",
             code="bad_address",
             where="--address",
         )
@@ -94,7 +94,7 @@ def normal_address(address: str) -> str:
 
 
 def _reach(url: str, where: str) -> None:
-    """Make sure somebody answers; the hosted product has no health check, so any answer will do."""
+    """Check that the server responds; the hosted product has no health check, so any answer will do."""
     try:
         call(f"{url}/health", timeout_s=10.0)
     except urllib.error.HTTPError:

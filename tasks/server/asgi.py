@@ -1,10 +1,10 @@
-"""What the local server adds around Prefect's app: pages that load from it alone, and patience with SQLite.
+"""Wrap Prefect's app for the local server: pages load only from it, and requests wait for SQLite.
 
-The UI asks Amplitude for a configuration, usage data switched off or not, and shows logos from other hosts. A
-`Content-Security-Policy` has the browser refuse both, and whatever an artifact's author may have linked.
+The UI asks Amplitude for a configuration, even with usage data switched off, and shows logos from other hosts. A
+`Content-Security-Policy` makes the browser refuse both, and anything an artifact's author may have linked.
 
-SQLite refuses a transaction that read before another one wrote, at once, whatever the time-out; Prefect answers 503,
-having done nothing. Its client then repeats the request. The UI does not: a form sent while a run was ending came
+SQLite refuses a transaction that read before another one wrote, at once, whatever the timeout; Prefect answers 503,
+having changed nothing. Its client then repeats the request. The UI does not: a form sent while a run was ending came
 back with "Service Unavailable". So the request is repeated here.
 """
 
@@ -28,7 +28,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def loads_from_itself(app: App) -> App:
-    """The app, with a policy that lets a browser load from it and nowhere else."""
+    """Wrap the app with a policy that lets a browser load only from it."""
 
     async def guarded(scope: Message, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
@@ -47,7 +47,7 @@ def loads_from_itself(app: App) -> App:
 
 
 def repeats_when_busy(app: App, pauses_s: tuple[float, ...] = _PAUSES_S) -> App:
-    """The app, given a request again that it answered with 503, until the pauses are used up."""
+    """Wrap the app to repeat a request that it answers with 503, until the pauses are used up."""
 
     async def patient(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,7 +64,7 @@ def repeats_when_busy(app: App, pauses_s: tuple[float, ...] = _PAUSES_S) -> App:
 
 
 async def _whole(receive: Receive) -> list[Message]:
-    """The messages that make up a request's body."""
+    """Receive all messages that make up a request's body."""
     messages = [await receive()]
     while messages[-1].get("more_body"):
         messages.append(await receive())
@@ -83,7 +83,7 @@ def _replayed(request: list[Message], receive: Receive) -> Receive:
 
 
 async def _refused(app: App, scope: Message, request: list[Message], receive: Receive, send: Send) -> bool:
-    """Whether the app refused the request; any other answer has been sent."""
+    """Call the app and return whether it refused the request; any other answer has been sent."""
     refused = False
 
     async def send_unless_refused(message: Message) -> None:
@@ -94,10 +94,10 @@ async def _refused(app: App, scope: Message, request: list[Message], receive: Re
             await send(message)
 
     try:
-        # The app notes in the scope how it routed the request.
+        # The app records in the scope how it routed the request.
         await app(dict(scope), _replayed(request, receive), send_unless_refused)
     except Exception:
-        # Starlette answers, and raises what made it answer.
+        # Starlette sends the answer, then raises its cause.
         if not refused:
             raise
     return refused

@@ -1,6 +1,6 @@
-"""`up`, `status` and `down`: a server, a worker and the deployments, in the background.
+"""Implement `up`, `status` and `down`: a server, a worker and the deployments, in the background.
 
-The record of what runs is only written, and processes are only started and ended, under the state folder's lock:
+The record is written, and processes are started and ended, only under the state folder's lock:
 two `up` at once start one server.
 """
 
@@ -37,13 +37,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Status:
-    """What runs, seen from outside.
+    """The state of the server and its parts, seen from outside.
 
     Attributes:
-        record: what `up` started last, if anything.
-        server, worker: whether the process runs.
+        record: what `up` last started, if anything.
+        server, worker: whether the process is running.
         healthy: whether the server answers.
-        online: whether the server hears from the worker.
+        online: whether the worker reports to the server.
         deployments: `flow/deployment` of each.
         schedules: how many schedules are switched on.
     """
@@ -59,10 +59,11 @@ class Status:
 
     @property
     def ok(self) -> bool:
+        """Whether everything is up."""
         return self.healthy and self.worker and self.online and bool(self.deployments)
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts; `pid` is null for what does not run."""
+        """Return the status for scripts; `pid` is null for a process that is not running."""
         record = self.record
         return {
             "ok": self.ok,
@@ -79,7 +80,7 @@ class Status:
         }
 
     def lines(self, command: str = "gristmill") -> list[str]:
-        """For people.
+        """Return the status as lines for people.
 
         Args:
             command: how to call Gristmill in the reader's shell.
@@ -108,17 +109,17 @@ def _words(pid: int | None, well: bool, yes: str, no: str) -> str:
 
 
 def up(state: State, port: int | None = None, say: Say = lambda line: None) -> Status:
-    """Start what does not run, and leave alone what does.
+    """Start what is not running; leave the rest alone.
 
     Args:
-        state: the folder to keep it in.
-        port: of a new server; else the usual one, or any that is free.
-        say: told what is being done.
+        state: the state folder.
+        port: port for a new server; by default the usual one, or any free one.
+        say: called with a description of each action.
 
     Raises:
         ConfigError: code `port_in_use`.
         StorageError: the state folder cannot be used.
-        WorkError: a part did not start; what it said is in the message.
+        WorkError: a part did not start; the message includes its output.
     """
     digest = deployments_digest()
     state.create()
@@ -146,7 +147,7 @@ def up(state: State, port: int | None = None, say: Say = lambda line: None) -> S
 
 
 def status(state: State) -> Status:
-    """What runs now. Changes nothing."""
+    """Return what is running now, without changing anything."""
     record = state.read()
     if record is None:
         return Status(state)
@@ -169,9 +170,9 @@ def status(state: State) -> Status:
 
 
 def down(state: State) -> int:
-    """End the worker with its runs, then the server; returns how many processes there were.
+    """End the worker with its runs, then the server; return how many processes there were.
 
-    The worker goes first, so that runs can still tell the server how they ended.
+    The worker ends first, so that runs can still report their end to the server.
     """
     if not state.folder.exists():
         return 0
@@ -183,7 +184,7 @@ def _end_all(state: State, record: Record | None = None) -> int:
     record = record or state.read()
     recorded = [] if record is None else [part for part in (record.worker, record.server) if part is not None]
     server = None if record is None else record.server
-    # What the worker started, and what it left behind when it was killed, bears the mark.
+    # Everything the worker started, even if it was killed since, carries the mark.
     found = {process.pid: process for process in [*recorded, *marked(str(state.folder))] if process.running}
     end([process for process in found.values() if process != server])
     end([process for process in found.values() if process == server])
@@ -193,7 +194,7 @@ def _end_all(state: State, record: Record | None = None) -> int:
 
 def _start_server(state: State, before: Record | None, port: int | None, say: Say) -> Record:
     say("starting the server")
-    # Half of a server, or the worker of one that is gone, helps nobody.
+    # Half a server, or the worker of one that is gone, is of no use.
     _end_all(state, before)
     with listening_socket(port) as listener:
         url = api_url(listener)

@@ -1,4 +1,4 @@
-"""Giving a local server the work pool and the deployments of `deployments/prefect.yaml`."""
+"""Set up a local server with the work pool and the deployments of `deployments/prefect.yaml`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tasks.server.state import State
 
 POOL = "local"
 PREFECT_FILE = Path(__file__).resolve().parents[2] / "deployments" / "prefect.yaml"
-# The worker asks for work this often. Half of it, on average, passes before a run is seen; asking costs the
+# How often the worker asks for work. On average, half of this passes before it sees a run; asking costs the
 # server 10 ms of processor time.
 _QUERY_S = 1.5
 _DEPLOY_TIMEOUT_S = 300.0
 
 
 def deployments_digest() -> str:
-    """What the deployments depend on: a server that was given the same needs nothing.
+    """Hash everything the deployments depend on: a server deployed with the same digest is up to date.
 
     Raises:
-        WorkError: code `no_deployments`; the file is not where this code is.
+        WorkError: code `no_deployments`; the file is not beside this code.
     """
     try:
         content = PREFECT_FILE.read_bytes()
@@ -43,7 +43,7 @@ def deployments_digest() -> str:
 
 
 def client_environment(state: State, url: str) -> dict[str, str]:
-    """The environment of the worker, of its runs, and of `prefect deploy`."""
+    """Return the environment of the worker, its runs, and `prefect deploy`."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environ |= {
         "PREFECT_HOME": str(state.home),
@@ -52,21 +52,22 @@ def client_environment(state: State, url: str) -> dict[str, str]:
         MARK: str(state.folder),
     }
     quiet_environment(environ)
-    # Runs hand this on as their own setting; their page in the UI shows what they say.
+    # Runs pass this on as their own setting; their page in the UI shows their output.
     environ["PREFECT_LOGGING_LEVEL"] = "INFO"
     importable(environ)
     return environ
 
 
 def worker_command() -> list[str]:
+    """Return the command that starts the worker of the pool."""
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", "gristmill"]
 
 
 def make_pool(url: str) -> None:
-    """Make the work pool, if it is not there.
+    """Create the work pool, if it does not exist.
 
-    Its runs are started by this interpreter directly. Prefect's default starts a process that looks for a project
-    to install and then starts another, which imports Prefect twice: two seconds.
+    This interpreter starts its runs directly. Prefect's default starts a process that looks for a project
+    to install and then starts another, so Prefect is imported twice: two seconds.
 
     Raises:
         WorkError: code `no_pool`; the server refuses.
@@ -81,23 +82,23 @@ def make_pool(url: str) -> None:
             {
                 "name": POOL,
                 "type": "process",
-                "description": "Runs of this computer's own worker.",
+                "description": "Runs started by this computer's worker.",
                 "base_job_template": template,
             },
         )
     except urllib.error.HTTPError as error:
-        if error.code == 409:  # it is there
+        if error.code == 409:  # it already exists
             return
-        raise WorkError(f"cannot make the work pool {POOL!r}: {error}", code="no_pool") from error
+        raise WorkError(f"cannot create the work pool {POOL!r}: {error}", code="no_pool") from error
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise WorkError(f"cannot make the work pool {POOL!r}: {error!r}", code="no_pool") from error
+        raise WorkError(f"cannot create the work pool {POOL!r}: {error!r}", code="no_pool") from error
 
 
 def deploy(state: State, url: str) -> None:
-    """Run `prefect deploy --all`; runs of the deployments start in the state folder's `files`.
+    """Run `prefect deploy --all`; deployed runs start in the state folder's `files`.
 
     Raises:
-        WorkError: code `deploy_failed`, with what the command said last.
+        WorkError: code `deploy_failed`, with the end of the command's output.
     """
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     done = subprocess.run(
@@ -116,13 +117,13 @@ def deploy(state: State, url: str) -> None:
 
 
 def deployments(url: str) -> list[dict[str, Any]]:
-    """Name, flow and schedules of everything the server was given."""
+    """Return name, flow and schedules of every deployment on the server."""
     found: list[dict[str, Any]] = call(f"{url}/deployments/filter", {"limit": 200})
     return found
 
 
 def worker_online(url: str) -> bool:
-    """Whether a worker of the pool has been heard of lately."""
+    """Return whether a worker of the pool has reported recently."""
     try:
         workers = call(f"{url}/work_pools/{POOL}/workers/filter", {})
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""A Prefect server for the runs of one process, which it never outlives.
+"""Run a Prefect server for the runs of one process, which it never outlives.
 
-The server reads from a pipe that this process holds open. The kernel closes it when this process ends, in whatever
-way, and the server ends then. Its database is the one of the server in the background, so runs made without that
-one appear in its UI later.
+The server reads from a pipe that this process keeps open. The kernel closes it when this process ends, in whatever
+way, and the server then ends. It shares the database of the background server, so runs made without that
+one appear later in its UI.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _STOP_S = 10.0
 
 
 class EmbeddedServer:
-    """A server in a child process, up once this object is made.
+    """A server in a child process, up once this object exists.
 
     Raises:
-        WorkError: code `no_server`; it did not start. The message ends with what it said.
+        WorkError: code `no_server`; it did not start. The message ends with its output.
     """
 
     def __init__(self, state: State) -> None:
@@ -50,7 +50,7 @@ class EmbeddedServer:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
-                    # Ctrl-C in the terminal is for the run, which still has to report its end.
+                    # Ctrl-C in the terminal is meant for the run, which still has to report its end.
                     start_new_session=True,
                     pass_fds=(listener.fileno(),),
                 )
@@ -58,7 +58,7 @@ class EmbeddedServer:
             try:
                 self._wait(log)
             finally:
-                # On Unix the server goes on writing to it; nobody needs to find it.
+                # On Unix the server can still write to it; nobody needs its name.
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
@@ -70,7 +70,7 @@ class EmbeddedServer:
         raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
 
     def stop(self) -> None:
-        """Let the server write what it was sent last, and end it."""
+        """Let the server store what it received last, and end it."""
         atexit.unregister(self.stop)
         assert self._process.stdin is not None  # noqa: S101 - it was opened above
         self._process.stdin.close()
@@ -83,6 +83,6 @@ class EmbeddedServer:
 
 @contextlib.contextmanager
 def _making_the_database(state: State) -> Iterator[None]:
-    """One embedded server starts at a time: two would both create the tables of a new database."""
+    """Start one embedded server at a time: two would both create the tables of a new database."""
     with locked(state.home / ".starting", 0o600):
         yield

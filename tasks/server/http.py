@@ -1,4 +1,4 @@
-"""Talking to a Prefect API in a few lines, without importing Prefect; never through a proxy when on loopback."""
+"""Call a Prefect API without importing Prefect, and never through a proxy on loopback."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BUSY_PAUSE_S = 0.2
 
 
 def call(url: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0) -> Any:
-    """The JSON answer of a request; POST when there is a body.
+    """Send a request (POST if there is a body) and return the JSON answer.
 
-    A server on SQLite refuses what meets another writer with 503, having done nothing; such a request is repeated.
+    A server on SQLite answers 503, having changed nothing, if another writer interferes; such a request is repeated.
 
     Raises:
         urllib.error.HTTPError: the server refuses.
-        OSError: nobody answers.
+        OSError: there is no answer.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(  # noqa: S310 - the address is ours, or one `--address` accepted
@@ -41,7 +41,7 @@ def call(url: str, body: Any = None, method: str | None = None, timeout_s: float
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a Prefect API says that it is well."""
+    """Return whether a Prefect API reports that it is healthy."""
     try:
         return call(f"{url}/health", timeout_s=timeout_s) is True
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether the condition came true in time."""
+    """Wait for a condition; return whether it came true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Starting the process of a local server."""
+"""Start the process of a local server."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tasks.server.state import State
 
 LOOPBACK = "127.0.0.1"
 USUAL_PORT = 4200
-# Longer than any start seen: 8 s with a new database on two cores, several times that on a loaded machine.
+# Longer than any observed start: 8 s with a new database on two cores, several times that on a loaded machine.
 START_TIMEOUT_S = 120.0
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def listening_socket(port: int | None, usual: bool = True) -> socket.socket:
-    """A socket on loopback that listens: on `port`, else on Prefect's usual one, else on any that is free.
+    """Open a listening loopback socket: on `port`, else on Prefect's usual port, else on any free one.
 
     Args:
-        port: the only one that will do.
-        usual: without a port, try the usual one first.
+        port: the required port, if any.
+        usual: if no port is required, try the usual one first.
 
     Raises:
-        ConfigError: code `port_in_use`; that port was asked for and is taken.
+        ConfigError: code `port_in_use`; the required port is taken.
     """
     for candidate in (port,) if port else (USUAL_PORT, 0) if usual else (0,):
         listener = socket.socket()
-        # A server that has just ended leaves connections behind that would hold the port for a minute.
+        # Connections of a server that has just ended would otherwise block the port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, candidate))
@@ -48,15 +48,17 @@ def listening_socket(port: int | None, usual: bool = True) -> socket.socket:
 
 
 def api_url(listener: socket.socket) -> str:
+    """Return the URL of the API that a server on this socket offers."""
     return f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
 
 
 def server_command(listener: socket.socket, *options: str) -> list[str]:
+    """Return the command that serves on this socket."""
     return [sys.executable, "-m", "tasks.server.serve", "--socket", str(listener.fileno()), *options]
 
 
 def server_environment(state: State, url: str) -> dict[str, str]:
-    """The environment of a server: its own home and database, and nothing the user set for another server."""
+    """Return the environment of a server: its own home and database, and no settings for another server."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environ |= {
         "PREFECT_HOME": str(state.home),
@@ -69,6 +71,6 @@ def server_environment(state: State, url: str) -> dict[str, str]:
 
 
 def importable(environ: MutableMapping[str, str]) -> None:
-    """Let a child import this code also where it is not installed, and never what lies where it runs instead."""
+    """Let a child import this code even if it is not installed, and never a namesake in its working directory."""
     environ["PYTHONSAFEPATH"] = "1"
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environ.get("PYTHONPATH")]))

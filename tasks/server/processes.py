@@ -1,7 +1,7 @@
-"""Processes in the background: started apart from the terminal, recognised later, ended for certain.
+"""Manage background processes: start them apart from the terminal, recognise them later, end them reliably.
 
-A process number alone is no identity: numbers are used again. A process is known by its number and the moment it
-started; what it left behind, by a variable in its environment that every process below it inherits.
+A process number alone is not an identity: numbers are reused. A process is identified by its number and the time it
+started; its descendants, by a variable in its environment that every process below it inherits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-# In the environment of everything `up` starts, and so of everything below it: the state folder.
+# Variable with the state folder, in the environment of everything `up` starts and of everything below it.
 MARK = "GRISTMILL_LOCAL_SERVER"
 TERM_S = 5.0
 _POLL_S = 0.05
@@ -27,11 +27,11 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Started:
-    """A process.
+    """A process, identified for certain.
 
     Attributes:
         pid: its number, and that of its process group.
-        started: when it started, in the system's own terms: only equality counts.
+        started: when it started, in the system's own form; only equality counts.
     """
 
     pid: int
@@ -39,14 +39,15 @@ class Started:
 
     @property
     def running(self) -> bool:
+        """Whether the process is still running."""
         return started(self.pid) == self.started
 
 
 def started(pid: int) -> str | None:
-    """When a process started; `None` if it has ended, also when nobody has asked for its exit code yet.
+    """Return when a process started; `None` if it has ended, even if its exit code has not been read.
 
-    Counted from the start of the system, whose clock may be set meanwhile, and with the system's own name for that
-    start, where it has one: numbers are used again after it.
+    The time counts from the start of the system, as its clock may be set meanwhile, with the system's own id for that
+    start, if it has one: numbers are reused after a restart.
     """
     try:
         process = psutil.Process(pid)
@@ -59,7 +60,7 @@ def started(pid: int) -> str | None:
 
 @functools.cache
 def _boot() -> str:
-    """The system's name for its start; on Linux there is one."""
+    """Return the system's id for its current boot; only Linux has one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -67,18 +68,18 @@ def _boot() -> str:
 
 
 def private_file(path: Path) -> BinaryIO:
-    """A file opened for writing, empty, that only the user can read."""
+    """Open an empty file for writing that only the user can read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def start_apart(
     command: Sequence[str], environ: Mapping[str, str], log: Path, cwd: Path, keep_open: Collection[int] = ()
 ) -> Started:
-    """Start a command in a session of its own, so that the terminal's end does not reach it.
+    """Start a command in a session of its own, so that it survives the terminal.
 
     Args:
-        log: takes what it prints; emptied first, readable by the user alone.
-        keep_open: descriptors it inherits.
+        log: receives its output; emptied first, readable only by the user.
+        keep_open: descriptors to inherit.
     """
     with private_file(log) as output:
         process = subprocess.Popen(
@@ -95,12 +96,12 @@ def start_apart(
     return Started(process.pid, started(process.pid) or "")
 
 
-# Kept so that the interpreter neither warns of them nor leaves their exit codes unread.
+# Kept so that the interpreter neither warns about them nor leaves their exit codes unread.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def marked(mark: str) -> list[Started]:
-    """The running processes whose environment bears the mark."""
+    """Find the running processes whose environment carries the mark."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -113,7 +114,7 @@ def marked(mark: str) -> list[Started]:
 
 
 def end(processes: Collection[Started], term_s: float = TERM_S) -> int:
-    """End processes and their groups: TERM, up to `term_s` seconds, then KILL; returns how many had to be killed."""
+    """End processes and their groups: TERM, up to `term_s` seconds, then KILL; return how many had to be killed."""
     _signal(processes, signal.SIGTERM)
     deadline = time.monotonic() + term_s
     while any(process.running for process in processes) and time.monotonic() < deadline:

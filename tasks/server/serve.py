@@ -1,12 +1,12 @@
-"""The process of a local Prefect server, embedded or in the background.
+"""Run the process of a local Prefect server, embedded or in the background.
 
     python -m tasks.server.serve --socket FD [--embedded]
 
-The socket is bound and listening before this process starts: nobody can take the port in between, and early
-connections wait. An embedded server ends when its standard input does, which the kernel sees to however the run
+The socket is already bound and listening when this process starts: nobody can take the port in between, and early
+connections wait. An embedded server ends when its standard input ends, which the kernel ensures however the run
 that holds the other end ends, `kill -9` included; it has no UI.
 
-Lists that the server would fetch from the internet come from its own package.
+The server reads lists from its own package instead of fetching them from the internet.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ def main() -> None:
 
 
 def _end_with_run(serving: list[Any]) -> None:
-    """End this process when standard input ends: at once before it serves, then within `_GRACE_S`."""
+    """End this process when standard input ends: at once if it is not serving yet, otherwise within `_GRACE_S`."""
     while sys.stdin.buffer.read(1):
         pass
     if serving and serving[0].started:
-        # What it was sent last is still on its way to the database.
+        # The data it received last may still be on its way to the database.
         serving[0].should_exit = True
         time.sleep(_GRACE_S)
     os._exit(1)
 
 
 def _keep_collections_local() -> None:
-    """The catalogue of worker types, which Prefect asks GitHub for, from the files it falls back on."""
+    """Read the catalogue of worker types from Prefect's fallback files instead of from GitHub."""
     from prefect.server.api import collections
 
     folder = Path(collections.__file__).parent / "collections_data" / "views"
     views = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
-    # Without the address of a view there is nothing to ask; what is not on disk is answered by "not found".
+    # Without the address of a view there is nothing to fetch; a view that is not on disk is "not found".
     collections.KNOWN_VIEWS.clear()
     collections.GLOBAL_COLLECTIONS_VIEW_CACHE = views  # type: ignore[assignment]
 

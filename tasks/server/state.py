@@ -1,10 +1,10 @@
-"""Where the local server keeps what it needs: a folder of the user, never of a project.
+"""Keep the local server's files in a folder of the user, never of a project.
 
-{folder}/server.json       what runs, mode 0600
+{folder}/server.json       what is running, mode 0600
 {folder}/server.log, worker.log, deploy.log
 {folder}/prefect/          home of the server: its database, the UI's files
-{folder}/files/            where runs of the deployments start: relative paths in their forms begin here
-{folder}/.lock             held while `up` or `down` works
+{folder}/files/            working directory of deployed runs: relative paths in their forms start here
+{folder}/.lock             held while `up` or `down` runs
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Record:
     Attributes:
         url: of the API, with `/api`.
         server, worker: the processes.
-        deployed: digest of the deployments the server was given, empty while there are none.
+        deployed: digest of the deployments on the server, empty if there are none.
     """
 
     url: str
@@ -41,6 +41,7 @@ class Record:
 
     @property
     def ui(self) -> str:
+        """The URL of the UI."""
         return self.url.removesuffix("/api")
 
 
@@ -56,44 +57,47 @@ class State:
 
     @classmethod
     def of_user(cls) -> State:
-        """`$GRISTMILL_STATE_DIR`, else `gristmill` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
+        """Return `$GRISTMILL_STATE_DIR`, else `gristmill` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
         chosen = os.environ.get(STATE_VARIABLE)
         if chosen:
             return cls(Path(chosen).expanduser().absolute())
         home = os.environ.get("XDG_STATE_HOME", "")
-        # The XDG rules: a relative path is to be ignored.
+        # The XDG specification says to ignore a relative path.
         base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
         return cls(base / "gristmill")
 
     @property
     def home(self) -> Path:
+        """The home folder of the server."""
         return self.folder / "prefect"
 
     @property
     def files(self) -> Path:
+        """The working directory of deployed runs."""
         return self.folder / "files"
 
     def log(self, name: str) -> Path:
+        """Return the path of a process's log."""
         return self.folder / f"{name}.log"
 
     def create(self) -> None:
-        """Make the folders, readable by the user alone.
+        """Create the folders, readable only by the user.
 
         Raises:
-            StorageError: they cannot be made.
+            StorageError: they cannot be created.
         """
-        with storage_errors(self.folder, "make the state folder"):
+        with storage_errors(self.folder, "create the state folder"):
             for folder in (self.folder, self.home, self.files):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One `up` or `down` at a time; the others wait. The kernel drops the lock of a killed process."""
+        """Allow one `up` or `down` at a time; others wait. The kernel drops the lock of a killed process."""
         with locked(self.folder / ".lock", 0o600):
             yield
 
     def read(self) -> Record | None:
-        """What `up` recorded; `None` if there is nothing, or nothing that can be read."""
+        """Read what `up` recorded; `None` if there is nothing readable."""
         try:
             raw: dict[str, Any] = json.loads(self.record_path.read_text(encoding="utf-8"))
             worker = raw["worker"]
@@ -107,7 +111,7 @@ class State:
             return None
 
     def write(self, record: Record) -> None:
-        """Keep a record; a reader sees the old one or this one.
+        """Write a record; a reader sees either the old one or this one.
 
         Raises:
             StorageError: writing failed.
@@ -119,4 +123,5 @@ class State:
             temporary.replace(self.record_path)
 
     def forget(self) -> None:
+        """Remove the record."""
         self.record_path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Where bytes lie: whole files, arrays, links, listings, locks; the one place that touches a file system."""
+"""Access to file systems, all of it: whole files, arrays, links, listings, locks."""

@@ -1,4 +1,4 @@
-"""Arrays as `.npy` files, without pickle."""
+"""Read and write arrays as `.npy` files, without pickle."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tasks.storage.atomic import write_file
 
 
 def write_array(path: Path, array: NDArray[Any], root: Path) -> FileRecord:
-    """Write an array as `.npy` (no pickle) atomically; returns its record relative to `root`."""
+    """Write an array as `.npy` (no pickle) atomically; return its record relative to `root`."""
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
     return write_file(path, buffer.getvalue()).record(root)
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """A `.npy` file as a read-only memory map; never unpickles."""
+    """Map a `.npy` file read-only; never unpickle."""
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 
 
 def map_array(file: BinaryIO, dtype: str, offset: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array that begins `offset` bytes into an open file, as a read-only memory map."""
+    """Map an array that begins `offset` bytes into an open file, read-only."""
     array: NDArray[Any] = np.memmap(file, dtype, "r", offset, shape)
     return array

@@ -1,7 +1,7 @@
-"""A file appears whole or not at all: temporary name in the same folder, fsync, `os.replace`.
+"""Write files that appear whole or not at all: temporary name in the same folder, fsync, `os.replace`.
 
 Temporary names are `.tmp-{name}.{host}.{pid}-{thread}`, so two threads never share one, and a leftover of a killed
-process on this host is recognised by its dead process and removed by the next writer of the same name.
+process on this host is recognised by its process number and removed by the next writer of the same name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
 
 @contextlib.contextmanager
 def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
-    """Turn an `OSError` on the output side into one readable `StorageError`."""
+    """Turn an `OSError` on the output side into one readable `StorageError`.
+
+    Args:
+        doing: what failed, as a verb, for the message.
+
+    Raises:
+        StorageError: the block raised an `OSError`.
+    """
     try:
         yield
     except OSError as error:
@@ -58,7 +65,7 @@ class AtomicFile:
             self._file = self._temporary.open("wb")
 
     def write(self, data: Any) -> int:
-        """Append a bytes-like object; returns its size in bytes."""
+        """Append a bytes-like object; return its size in bytes."""
         view = memoryview(data).cast("B")
         with storage_errors(self.path):
             self._file.write(view)
@@ -67,10 +74,12 @@ class AtomicFile:
         return view.nbytes
 
     def flush(self) -> None:
+        """Pass buffered data to the system."""
         with storage_errors(self.path):
             self._file.flush()
 
     def tell(self) -> int:
+        """Return the number of bytes written so far."""
         return self.bytes
 
     @property
@@ -78,8 +87,8 @@ class AtomicFile:
         return self._file.closed
 
     def close(self) -> None:
-        # pyarrow closes what it is given; the file stays open until commit so that it can be synced.
-        pass
+        """Do nothing; `commit` closes the file."""
+        # pyarrow closes the file it writes to; keep it open until commit so that it can be synced.
 
     def commit(self) -> None:
         """Sync the data, then make the file visible under its final name."""
@@ -91,7 +100,7 @@ class AtomicFile:
                 self._temporary.replace(self.path)
                 _sync_folder(self.path.parent)
         except BaseException:
-            # A full disk often shows only here, when the buffer is flushed.
+            # A full disk often becomes apparent only here, when the buffer is flushed.
             self.discard()
             raise
 
@@ -102,7 +111,7 @@ class AtomicFile:
             self.bytes = file.tell()
 
     def record(self, root: Path) -> FileRecord:
-        """Size and digest of what was written, with the path relative to `root`."""
+        """Return size and digest of what was written, with the path relative to `root`."""
         relative = self.path.relative_to(root).as_posix()
         return FileRecord(path=relative, bytes=self.bytes, sha256=self._sha256.hexdigest())
 
@@ -126,9 +135,9 @@ class AtomicFile:
 
 
 class AtomicFolder:
-    """A folder being written: its files go to a temporary one that `commit` renames into place, whole.
+    """A folder being written: its files go to a temporary folder that `commit` renames into place.
 
-    A folder that is already there is replaced: a kill at that moment leaves none, never a mixture. Leaving the
+    An existing folder is replaced: a kill at that moment leaves none, never a mixture. Leaving the
     `with` block by an exception removes the temporary folder.
 
     Raises:
@@ -146,12 +155,12 @@ class AtomicFolder:
             self._temporary.mkdir()
 
     def new_file(self, name: str) -> AtomicFile:
-        """A file of the folder, to be written and committed before the folder."""
+        """Open a file of the folder; write and commit it before the folder."""
         self._files[name] = AtomicFile(self._temporary / name)
         return self._files[name]
 
     def place(self, name: str) -> Path:
-        """Where something written by other means goes until `commit`; it has no record."""
+        """Return the path to write a file to by other means before `commit`; it has no record."""
         return self._temporary / name
 
     def commit(self) -> None:
@@ -166,7 +175,7 @@ class AtomicFolder:
             remove_path(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
-        """Size and digest of every file, with paths relative to `root`, in the order they were opened."""
+        """Return size and digest of every file, with paths relative to `root`, in the order they were opened."""
         folder = self.path.relative_to(root).as_posix()
         return tuple(
             file.record(self._temporary).model_copy(update={"path": f"{folder}/{name}"})
@@ -182,7 +191,7 @@ class AtomicFolder:
 
 
 def write_file(path: Path, data: bytes) -> AtomicFile:
-    """Write `data` to `path` atomically; the returned file knows its record."""
+    """Write `data` to `path` atomically; return the file, for its record."""
     with AtomicFile(path) as file:
         file.write(data)
     return file
@@ -200,12 +209,12 @@ def link_file(source: Path, target: Path) -> None:
             _copy(source, target)
         else:
             temporary.replace(target)
-            # rename is a no-op between two names of one inode, and then leaves the temporary name behind.
+            # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
             temporary.unlink(missing_ok=True)
 
 
 def swap_symlink(link: Path, target: str) -> None:
-    """Point `link` at `target` in one step; readers see the old target or the new one. Makes missing folders."""
+    """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one."""
     with storage_errors(link):
         make_folder(link.parent)
         _remove_leftovers(link)

@@ -1,8 +1,8 @@
-"""Locks of the kernel on files (`flock`): they die with the process that holds them, however it ends.
+"""Lock files with kernel locks (`flock`), which end with the process that holds them, however it ends.
 
-A lock belongs to the open file, so it is a descriptor here. Lock files stay when a lock is given back: removing one
-while somebody waits for it would let two holders in. Where somebody does remove it, a lock taken on a file that is no
-longer at its path is given back and taken anew.
+A lock belongs to the open file, so it is a descriptor here. Lock files stay when a lock is released: removing one
+while another process waits for it would let two holders in. If someone does remove it, a lock on a file that is no
+longer at its path is released and taken again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _logger = logging.getLogger(__name__)
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file, made with its folders if missing; `None` if somebody else has the lock.
+    """Try to lock a file, creating it and its folders; return `None` if another holder has the lock.
 
-    On a file system without locks it counts as taken, with a warning.
+    On a file system without locks it succeeds, with a warning.
 
     Returns:
         The descriptor, for `unlock`.
 
     Raises:
-        StorageError: the file cannot be made or locked.
+        StorageError: the file cannot be created or locked.
     """
     with storage_errors(path, "lock"):
         try:
@@ -43,13 +43,13 @@ def try_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
-    """Hold the lock of a file, made with its folders if missing; wait for whoever has it.
+    """Hold the lock of a file, creating it and its folders; wait for the current holder.
 
     Args:
-        mode: who may open a lock file that is made here.
+        mode: permissions of a lock file created here.
 
     Raises:
-        StorageError: the file cannot be made or locked.
+        StorageError: the file cannot be created or locked.
     """
     with storage_errors(path, "lock"):
         descriptor = _lock(path, fcntl.LOCK_EX, mode)
@@ -60,7 +60,7 @@ def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether anybody holds the lock. Looking takes a shared lock for an instant."""
+    """Return whether any process holds the lock. The check takes a shared lock for an instant."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +78,7 @@ def is_locked(path: Path) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Give a lock back."""
+    """Release a lock."""
     # Unlock before closing: a child forked by a library may still have the descriptor open.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -89,7 +89,7 @@ def _lock(path: Path, how: int, mode: int, without_locks: bool = False) -> int:
     """Open and lock a file.
 
     Args:
-        without_locks: go on where the file system has none.
+        without_locks: continue, with a warning, where the file system has none.
     """
     while True:
         try:
@@ -118,7 +118,7 @@ def _lock(path: Path, how: int, mode: int, without_locks: bool = False) -> int:
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
-    """Whether the locked file is still the one at its path."""
+    """Return whether the locked file is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

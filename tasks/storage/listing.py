@@ -1,6 +1,6 @@
-"""What is in a folder: its entries, everything below it, and what a pattern matches, alike on every store.
+"""List folders: entries, everything below, and what a pattern matches, alike on every store.
 
-Everything is sorted, never in listing order: machines disagree about that.
+Results are sorted, as machines differ in listing order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WILD = frozenset("*?[")
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a path or a name holds wildcards.
+    """Return whether a path or a name contains wildcards.
 
     >>> is_pattern("runs/*.parquet"), is_pattern("runs/a.parquet")
     (True, False)
@@ -28,7 +28,7 @@ def is_pattern(text: str) -> bool:
 
 
 def entries(folder: Path, name: str = "*") -> list[Path]:
-    """What lies right below a folder, sorted; nothing if there is no such folder.
+    """List what is directly below a folder, sorted; nothing if there is no such folder.
 
     Args:
         name: a pattern that the names match.
@@ -40,7 +40,7 @@ def entries(folder: Path, name: str = "*") -> list[Path]:
 
 
 def walk(folder: Path, name: str = "*") -> list[Path]:
-    """Everything below a folder, sorted: hidden names and links too, but nothing behind a link to a folder.
+    """List everything below a folder, sorted, hidden names and links included, without following links to folders.
 
     Args:
         name: a pattern that the names match.
@@ -49,11 +49,11 @@ def walk(folder: Path, name: str = "*") -> list[Path]:
 
 
 def glob(pattern: str, store: Store = LOCAL, hidden: str = ".") -> list[str]:
-    """The paths of files and folders that a pattern matches, sorted.
+    """Return the paths of files and folders that a pattern matches, sorted.
 
     Args:
-        pattern: `*`, `?` and `[…]` stand for characters of a name; `**` for any number of names, also none.
-        hidden: names that start with one of these are left out, unless the pattern has a name that starts so.
+        pattern: `*`, `?` and `[…]` stand for characters of a name; `**` for any number of names, or none.
+        hidden: prefixes of names to skip, unless a name in the pattern starts with one.
 
     Raises:
         InputError: `unreadable`: a folder cannot be listed.
@@ -67,7 +67,7 @@ def glob(pattern: str, store: Store = LOCAL, hidden: str = ".") -> list[str]:
 
 
 def files_below(path: str, store: Store) -> list[str]:
-    """The paths of all files below a folder, sorted, or that of the file that `path` is; none if nothing is there.
+    """Return the sorted paths of all files below a folder, or of `path` itself if it is a file; none if missing.
 
     Raises:
         InputError: `unreadable`: a folder cannot be listed.
@@ -89,13 +89,13 @@ def _listing(root: str) -> Iterator[None]:
 
 
 def matches(root: str, parts: Sequence[str], store: Store = LOCAL, hidden: str = ".") -> Iterator[Entry]:
-    """The files and folders below `root` that a pattern matches, in no order; see `glob`.
+    """Yield the files and folders below `root` that a pattern matches, unsorted; see `glob`.
 
-    A folder that links lead to by several names is entered once for what is still to be matched, which also ends
+    A folder reached by several names is entered once per remaining pattern, which also ends
     loops of links.
 
     Args:
-        root: taken as it is, wildcards included.
+        root: taken literally, wildcards included.
         parts: the pattern, split at `/`.
 
     Raises:
@@ -118,7 +118,7 @@ def matches(root: str, parts: Sequence[str], store: Store = LOCAL, hidden: str =
                 raise
             return
         entered.add(key)
-        # The smallest name is entered first, so every machine reaches a folder by the same one of its names.
+        # Enter the smallest name first, so every machine reaches a folder by the same one of its names.
         for entry in sorted(found, key=lambda entry: os.fsencode(entry.name), reverse=True):
             name = entry.name
             if skipped and name.startswith(skipped):
@@ -131,7 +131,7 @@ def matches(root: str, parts: Sequence[str], store: Store = LOCAL, hidden: str =
 
 
 def _step(parts: Sequence[str], states: frozenset[int], name: str) -> frozenset[int]:
-    """Which parts of a pattern may come next, after `name`."""
+    """Return which parts of a pattern may come next, after `name`."""
     reached = set()
     for state in states:
         if state == len(parts):
@@ -144,7 +144,7 @@ def _step(parts: Sequence[str], states: frozenset[int], name: str) -> frozenset[
 
 
 def _opened(parts: Sequence[str], states: set[int]) -> frozenset[int]:
-    """`states`, and those reached from them by letting `**` stand for nothing."""
+    """Return `states` and those reached from them when `**` matches nothing."""
     opened = set(states)
     for state in sorted(states):
         while state < len(parts) and parts[state] == "**":
@@ -154,5 +154,5 @@ def _opened(parts: Sequence[str], states: set[int]) -> frozenset[int]:
 
 
 def stored_bytes(path: Path) -> int:
-    """The size of a file, or of the files right below a folder."""
+    """Return the size of a file, or of the files directly below a folder."""
     return sum(file_bytes(file) for file in (entries(path) if path.is_dir() else [path]))

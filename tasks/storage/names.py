@@ -1,4 +1,4 @@
-"""Names of the local disk, made and removed: folders, links, leftovers. Files appear by `tasks.storage.atomic`."""
+"""Create and remove names on the local disk: folders, links, leftovers. For files see `tasks.storage.atomic`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, as far as they are missing."""
+    """Create a folder and any missing parents."""
     path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it is there; what a link leads to stays."""
+    """Remove a file, a link or a whole folder, if it exists; the target of a link stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -24,22 +24,22 @@ def remove_path(path: Path) -> None:
 
 
 def link_target(path: Path) -> str | None:
-    """Where a symbolic link leads, as it says; `None` if this is none."""
+    """Return the target of a symbolic link as written; `None` if this is not one."""
     return str(path.readlink()) if path.is_symlink() else None
 
 
 def make_link(path: Path, target: Path) -> None:
-    """A new symbolic link to `target`; to replace one, see `tasks.storage.atomic.swap_symlink`."""
+    """Create a symbolic link to `target`; to replace one, see `tasks.storage.atomic.swap_symlink`."""
     path.symlink_to(target)
 
 
 def touch_folder(path: Path) -> None:
-    """Note on a folder that it was used now."""
+    """Set a folder's modification time to now, to mark it as used."""
     os.utime(path)
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """An empty folder for temporary files, removed with all that is in it."""
+    """Yield an empty folder for temporary files; remove it with its contents afterwards."""
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         yield Path(folder)

@@ -1,6 +1,6 @@
-"""Parquet files opened for reading, with one set of options and one account of what went wrong.
+"""Open Parquet files for reading, with one set of options and uniform errors.
 
-Checksums of pages are verified where a file has them. Column chunks are read through a buffer and not ahead, so a row
+Page checksums are verified where a file has them. Column chunks are read through a buffer, not prefetched, so a row
 group of any size takes the same memory.
 """
 
@@ -23,10 +23,10 @@ PARQUET_ERRORS = (OSError, UnicodeDecodeError, pa.ArrowException)
 
 @contextmanager
 def open_parquet(path: LocalPath, **options: Any) -> Iterator[pq.ParquetFile]:
-    """A local Parquet file.
+    """Open a local Parquet file.
 
     Args:
-        options: of `pyarrow.parquet.ParquetFile`, over the ones of this module.
+        options: for `pyarrow.parquet.ParquetFile`, overriding those of this module.
 
     Raises:
         OSError, UnicodeDecodeError, pyarrow.ArrowException: `PARQUET_ERRORS`; see `parquet_faults`.
@@ -36,36 +36,36 @@ def open_parquet(path: LocalPath, **options: Any) -> Iterator[pq.ParquetFile]:
 
 
 def parquet_file(source: BinaryIO | LocalPath, **options: Any) -> pq.ParquetFile:
-    """A Parquet file by its path or as an open file; the caller closes both. Errors as `open_parquet`."""
+    """Open a Parquet file by path or from an open file; the caller closes both. Errors as `open_parquet`."""
     defaults = {"buffer_size": BUFFER_BYTES, "pre_buffer": False, "page_checksum_verification": True}
     return pq.ParquetFile(source, **(defaults | options))
 
 
 def parquet_rows(path: LocalPath) -> int:
-    """How many rows a file's footer promises. Errors as `open_parquet`."""
+    """Return the number of rows in a file's footer. Errors as `open_parquet`."""
     return int(parquet_footer(path).num_rows)
 
 
 def parquet_footer(path: LocalPath) -> pq.FileMetaData:
-    """The footer of a file. Errors as `open_parquet`."""
+    """Read the footer of a file. Errors as `open_parquet`."""
     with open_binary(path) as source:
         return pq.read_metadata(source)
 
 
 def parquet_columns(path: LocalPath) -> list[str]:
-    """The names of a file's columns. Errors as `open_parquet`."""
+    """Return the column names of a file. Errors as `open_parquet`."""
     with open_parquet(path) as file:
         return list(file.schema_arrow.names)
 
 
 def read_table(path: LocalPath, columns: list[str] | None = None) -> pa.Table:
-    """A whole small file. Errors as `open_parquet`."""
+    """Read a whole small file. Errors as `open_parquet`."""
     with open_parquet(path) as file:
         return file.read(columns=columns)
 
 
 def open_native(path: LocalPath) -> pa.NativeFile:
-    """A file of any kind that Arrow reads by itself, without the interpreter's lock.
+    """Open any file so that Arrow reads it without holding the interpreter's lock.
 
     Raises:
         OSError: it cannot be opened.
@@ -75,10 +75,10 @@ def open_native(path: LocalPath) -> pa.NativeFile:
 
 @contextmanager
 def parquet_faults(where: str) -> Iterator[None]:
-    """Turn what reading a Parquet file raises into one readable error.
+    """Turn the errors of reading a Parquet file into one readable error.
 
     Args:
-        where: what errors call the file.
+        where: the file's name in errors.
 
     Raises:
         InputError: `unreadable`: the system refuses to open or read it; `bad_parquet`: it is damaged.
@@ -90,8 +90,8 @@ def parquet_faults(where: str) -> Iterator[None]:
 
 
 def parquet_fault(error: Exception, where: str) -> InputError:
-    """What `parquet_faults` makes of one of `PARQUET_ERRORS`."""
-    # Arrow raises OSError too, without a number, for what it cannot decode.
+    """Convert one of `PARQUET_ERRORS` for `parquet_faults`."""
+    # Arrow also raises OSError, without a number, for data it cannot decode.
     if isinstance(error, OSError) and error.errno is not None:
         return InputError(f"cannot be read: {error.strerror or error}", code="unreadable", where=where)
     return InputError(

@@ -1,4 +1,4 @@
-"""Files behind a URI, read through fsspec: `s3://`, `hf://`, `https://`, whatever has a handler installed."""
+"""Read files behind a URI through fsspec: `s3://`, `hf://`, `https://`, any with a handler installed."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class FsspecStore:
         return folder.rstrip("/")
 
     def uri(self, path: str) -> str:
-        """A path of this store as a URI that finds it again."""
+        """Return the URI that leads to a path of this store."""
         return str(self._system.unstrip_protocol(path))
 
 
 def open_uri(uri: str) -> BinaryIO:
-    """A file behind a URI, for reading by ranges. Errors as `store_at`, and `OSError`."""
+    """Open a file behind a URI to read it by ranges. Errors as `store_at`, and `OSError`."""
     store, path = store_at(uri)
     return store.open(path)
 
 
 def store_at(uri: str) -> tuple[FsspecStore, str]:
-    """The store of a URI, and the path in it.
+    """Return the store of a URI, and the path in it.
 
     Raises:
         ConfigError: `unsupported_uri`: fsspec has no handler for it, or the handler is not installed.

@@ -1,10 +1,10 @@
-"""What a place for bytes can do, whatever it is: a local disk, an object store, a web server.
+"""Define what any place for bytes can do: a local disk, an object store, a web server.
 
-`Store` is the reading side: open, look at, list. It is all that readers ask of a place, and small enough that any
-fsspec file system has it (`tasks.storage.remote`). Writing is local (`tasks.storage.atomic`); a back end that writes
-remotely adds its conditional puts beside these methods, under their own protocol.
+`Store` is the reading side: open, look up, list. That is all readers need, and small enough that any fsspec file
+system offers it (`tasks.storage.remote`). Writing is local (`tasks.storage.atomic`); a back end that writes remotely
+adds conditional puts beside these methods, in a protocol of their own.
 
-Paths are text with `/`, in the form that the store itself uses.
+Paths are text with `/`, in the store's own form.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import BinaryIO, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What lies under a path.
+    """A file or folder under a path.
 
     Attributes:
-        path: with the folder it was listed in.
+        path: including the folder it was listed in.
         is_folder: a folder, or a link to one; otherwise a file, or a link that may lead nowhere.
     """
 
@@ -38,27 +38,27 @@ class Entry:
 
 
 class Store(Protocol):
-    """A place to read from. Every method raises `OSError` where a local disk would."""
+    """A place to read from. Every method raises `OSError` when a local disk would."""
 
     def open(self, path: str) -> BinaryIO:
-        """A file for reading, which can seek."""
+        """Open a file for reading, with seek."""
         ...
 
     def head(self, path: str) -> Entry | None:
-        """What lies under a path; `None` if nothing does."""
+        """Look up a path; return `None` if nothing is there."""
         ...
 
     def list(self, folder: str) -> list[Entry]:
-        """The files and folders right below a folder, in no order; neither pipes nor devices."""
+        """List the files and folders directly below a folder, unsorted, without pipes and devices."""
         ...
 
     def identity(self, folder: str) -> Hashable:
-        """Equal for two paths that lead to one folder, so that a walk enters it once."""
+        """Return a value that is equal for all paths to one folder, so that a walk enters it once."""
         ...
 
 
 class LocalStore:
-    """The local disk, and whatever is mounted."""
+    """The local disk and everything mounted on it."""
 
     def open(self, path: str) -> BinaryIO:
         """See `Store`."""
@@ -86,7 +86,7 @@ class LocalStore:
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-    """Whether a name is of a kind; a link that leads in a circle is of none."""
+    """Return whether a path is of a kind; a circular link is of none."""
     try:
         return kind()
     except OSError:
@@ -97,6 +97,6 @@ LOCAL = LocalStore()
 
 
 def read_stored(store: Store, path: str) -> bytes:
-    """The content of a small file of a store."""
+    """Read a small file of a store."""
     with store.open(path) as file:
         return file.read()

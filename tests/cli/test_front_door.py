@@ -65,7 +65,7 @@ def test_a_folder_that_hides_ours_is_named(shadow: Path, name: str) -> None:
     code, line = said(shadow, sys.executable, "-m", "flows", "status")
     assert (
         code
-        and f"{shadow} is found instead" in line.replace("/__init__.py", "")
+        and f"{shadow} shadows Gristmill's own" in line.replace("/__init__.py", "")
         and "start `gristmill`" in line
     )
 

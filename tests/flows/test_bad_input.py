@@ -405,7 +405,7 @@ def test_an_empty_file(cli: Cli, configured: Callable[..., Path], tmp_path: Path
     outcome = cli("pack-sft", configured(source))
     assert (outcome.code, outcome.message) == (
         1,
-        f"[empty_input] datasets.chats: the data set {source} has no rows; give it some, or leave it out",
+        f"[empty_input] datasets.chats: the data set {source} has no rows; add some, or leave it out",
     )
 
 

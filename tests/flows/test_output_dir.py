@@ -61,7 +61,7 @@ def test_what_somebody_else_put_there_is_not_touched(
     before = _content(output_dir)
     outcome = cli("pack-sft", configured(source))
     assert outcome.code == 2
-    assert outcome.message.startswith(f"[foreign_output] {output_dir / name}: {name!r} is already there")
+    assert outcome.message.startswith(f"[foreign_output] {output_dir / name}: {name!r} already exists")
     assert _content(output_dir) == before
 
 

@@ -157,7 +157,7 @@ def test_nothing_is_replaced(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
     if kind == "folder":
         (target / "mine").write_text("mine")
     assert main(["convert", str(source), str(target)]) == 2
-    assert f"[exists] {target}: is already there" in capsys.readouterr().err
+    assert f"[exists] {target}: already exists" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"s.parquet", "t.npy"}
 
 
@@ -188,7 +188,7 @@ def test_a_row_that_is_no_bin_is_named_and_leaves_nothing(case: str, tmp_path: P
 def test_an_id_that_is_no_int32_is_refused(tmp_path: Path) -> None:
     columns = {"input_ids": [[1], [2**31, 5]], "loss_mask": [[0], [0, 0]], "seq_start_id": [[0], [0]]}
     pq.write_table(pa.table(columns), tmp_path / "s.parquet")
-    with pytest.raises(IntegrityError, match="2147483648 is no int32") as caught:
+    with pytest.raises(IntegrityError, match="2147483648 is not an int32") as caught:
         convert_shards(tmp_path / "s.parquet", tmp_path / "t.npy")
     assert caught.value.where == f"{tmp_path / 's.parquet'}:1"
 

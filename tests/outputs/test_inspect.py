@@ -115,7 +115,7 @@ def test_packed_counts_are_those_of_plain_parquet(cli: Cli, packed: Path) -> Non
     assert sum(lengths["series"][0]["values"]) == sequences
     assert sum(fill["series"][0]["values"]) == len(rows)
     assert table(found, "Rejected rows by reason") == [["no_assistant_turn", "2"]]
-    assert ["pack size", "128"] in table(found, "What the shards say")
+    assert ["pack size", "128"] in table(found, "Metadata of the shards")
 
 
 def test_a_shard_a_folder_and_a_run_show_the_same(cli: Cli, packed: Path) -> None:
@@ -160,7 +160,9 @@ def test_other_formats_and_tools(cli: Cli, tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "seq_start_id": [0, 2]}, EMPTY]
     np.save(tmp_path / "x.npy", np.array(rows, dtype=object), allow_pickle=True)
     found = parts(cli, tmp_path / "x.npy", "--rows", 1)
-    assert facts(found)["tokens"] == "3" and ["pack size", "not said"] in table(found, "What the shards say")
+    assert facts(found)["tokens"] == "3" and ["pack size", "not recorded"] in table(
+        found, "Metadata of the shards"
+    )
     [shown] = found["samples"]
     texts = [[(span["text"], span["trained"]) for span in sequence] for sequence in shown["sequences"]]
     assert texts == [[("5 6 ", False)], [("7 ", False)]]
@@ -302,7 +304,11 @@ def test_reject_files_can_be_looked_at_alone(cli: Cli, packed: Path) -> None:
     [
         (lambda path: None, 2, "nothing is there"),
         (lambda path: path.mkdir(), 2, "neither a run (manifest.json) nor anything"),
-        (lambda path: pq.write_table(pa.table({"a": [1]}), path), 2, "nothing that gristmill makes"),
+        (
+            lambda path: pq.write_table(pa.table({"a": [1]}), path),
+            2,
+            "not match anything that gristmill makes",
+        ),
         (lambda path: path.write_bytes(b"PAR1"), 1, "not a readable Parquet file"),
     ],
 )

@@ -68,7 +68,9 @@ def test_only_packed_bins_are_converted(name: str, tmp_path: Path) -> None:
         assert convert_shards(path.parent, tmp_path / "out.parquet").total("bins") == 5
         return
     for source in (path, path.parent):
-        with pytest.raises(ConfigError, match=f"these are {name}; only packed bins are converted") as caught:
+        with pytest.raises(
+            ConfigError, match=f"these are {name}; only packed bins can be converted"
+        ) as caught:
             convert_shards(source, tmp_path / "out.parquet")
         assert caught.value.code == "not_packed" and not (tmp_path / "out.parquet").exists()
 
@@ -100,7 +102,7 @@ def test_a_folder_of_two_kinds_is_one_clear_error(pair: tuple[str, str], tmp_pat
         assert (caught.value.code, caught.value.where) == ("mixed_outputs", str(data))
         assert (
             caught.value.message
-            == f"this folder holds {' and '.join(kinds)}; name one kind's files or folder"
+            == f"this folder holds {' and '.join(kinds)}; name the files or the folder of one kind"
         )
 
 
@@ -211,7 +213,7 @@ def test_several_tokenizers_are_validated_and_not_inspected_together(tmp_path: P
         (tmp_path / name).mkdir()
         tokenizer(tmp_path / name / "tokenizer.json")
     assert validate_path(tmp_path).counts == {"files": 2, "tokens": 6}
-    with pytest.raises(ConfigError, match=r"there are: a/tokenizer.json, b/tokenizer.json; name one"):
+    with pytest.raises(ConfigError, match=r"found a/tokenizer.json, b/tokenizer.json; name one"):
         inspect_path(tmp_path)
 
 
@@ -253,12 +255,13 @@ def test_a_file_with_some_of_the_columns_is_judged_as_what_it_is_most_like(tmp_p
     path = documents(tmp_path / "d.parquet", source_dataset=None, source_bucket=None)
     details = [fault.detail for fault in validate_path(path).errors]
     assert details == [
-        "the column 'source_dataset' is missing or there twice",
-        "the column 'source_bucket' is missing or there twice",
+        "the column 'source_dataset' is missing or repeated",
+        "the column 'source_bucket' is missing or repeated",
     ]
     [fault] = validate_path(junk(tmp_path / "d.parquet")).errors
     assert (
-        "columns temperature are of nothing that gristmill makes: packed bins have input_ids" in fault.detail
+        "columns temperature do not match anything that gristmill makes: packed bins have input_ids"
+        in fault.detail
     )
 
 
@@ -267,7 +270,7 @@ def test_a_file_of_no_kind_is_a_usage_error(cli: Cli, name: str, tmp_path: Path)
     (tmp_path / name).write_text("notes")
     for command in ("validate", "inspect"):
         outcome = cli(command, tmp_path / name)
-        assert outcome.code == 2 and "nothing that gristmill makes or reads" in outcome.message
+        assert outcome.code == 2 and "neither makes nor reads files like this" in outcome.message
     # Beside others it is nobody's business.
     documents(tmp_path / "d.parquet")
     assert validate_path(tmp_path).counts == {"shards": 1, "rows": 3}
@@ -279,7 +282,7 @@ def test_runs_below_a_folder_are_named_not_counted_several_times(tmp_path: Path)
     publish_by_hand(tmp_path / "out", "sample-corpus")
     for path in (tmp_path, tmp_path / "out" / "runs"):
         for look in (validate_path, inspect_path):
-            with pytest.raises(ConfigError, match="lies in this folder") as caught:
+            with pytest.raises(ConfigError, match="is in this folder") as caught:
                 look(path)
             assert caught.value.code == "run_below"
     assert inspect_path(tmp_path / "out").kind == "sampled documents"

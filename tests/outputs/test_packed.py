@@ -44,7 +44,7 @@ def test_totals_are_counted_alike_in_every_format(name: str, tmp_path: Path) -> 
     filled = {"filled": ("20.8%", "of 8 tokens")} if name == "memmap" else {}
     assert facts(found) == counted | filled
     about, shards = found.tables
-    assert ("format", name) in about.rows and ("vocabulary", "not said") in about.rows
+    assert ("format", name) in about.rows and ("vocabulary", "not recorded") in about.rows
     assert [row[:5] for row in shards.rows] == [
         (files[0].name, "2", "3", "6", "2"),
         (files[1].name, "1", "1", "3", "1"),
@@ -111,7 +111,7 @@ def test_shards_are_named_relative_to_what_was_named(tmp_path: Path) -> None:
 
 def test_damage_and_a_folder_that_is_no_tokenizer(tmp_path: Path) -> None:
     path = foreign_parquet(tmp_path / "s.parquet", BINS)
-    with pytest.raises(ConfigError, match="no tokenizer can be read from this folder") as caught:
+    with pytest.raises(ConfigError, match="cannot read a tokenizer from this folder") as caught:
         look(path, rows=1, tokenizer=tmp_path)
     assert (caught.value.code, caught.value.where) == ("bad_tokenizer", str(tmp_path))
     path.write_bytes(b"PAR1")

@@ -45,7 +45,7 @@ def test_a_foreign_one_has_no_added_tokens(tmp_path: Path) -> None:
 def test_one_at_a_time_and_nothing_to_query(tmp_path: Path) -> None:
     files = [tokenizer(tmp_path / f"{name}.json") for name in "ab"]
     for given, names in ((files, "a.json, b.json"), ([], "none")):
-        with pytest.raises(ConfigError, match=f"expected one tokenizer.json, there are: {names}"):
+        with pytest.raises(ConfigError, match=f"expected one tokenizer.json, found {names}"):
             inspect_tokenizer(Outputs(str(tmp_path), "tokenizer", tuple(given)))
     with pytest.raises(ConfigError, match="no rows to query") as caught:
         query_tokenizer(outputs(*files))

@@ -97,7 +97,7 @@ def test_a_part_that_fails_is_left_out_and_named(
     assert replace(report, made="", remarks=(), **{field: getattr(whole, field)}) == replace(whole, made="")
     [remark] = report.remarks
     assert f"ZeroDivisionError: no {part} today" in remark
-    assert "the report goes without" in caplog.text
+    assert "the report leaves out" in caplog.text
 
 
 def test_where_rows_went_is_drawn_if_any_were_left_out(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_report_that_fails_altogether_is_none(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING, "gristmill.report"):
         assert steps.report.fn(ReportJob(publication(tmp_path, stages=None), Told())) is None
 
-    assert "the run goes on with no report" in caplog.text
+    assert "the run continues with no report" in caplog.text
 
 
 @pytest.mark.parametrize("broken", ["charts", "render_page"])

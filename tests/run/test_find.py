@@ -78,7 +78,7 @@ def test_parts_of_an_output_folder(name: str, kind: Kind, output: Path) -> None:
     found = find(output / name)
     assert (found.kind, found.folder, found.is_run) == (kind, output / name, False)
     if kind is Kind.UNPUBLISHED:
-        with pytest.raises(ConfigError, match="in no published run; run the flow to the end") as caught:
+        with pytest.raises(ConfigError, match="not in a published run; run the flow to the end") as caught:
             found.refuse_unpublished()
         assert (caught.value.code, caught.value.where) == ("unpublished", str(output / name))
     else:
@@ -198,13 +198,13 @@ def test_runs_below_a_loose_folder_are_named_not_mixed(as_copy: bool, output: Pa
         shutil.copytree(output / "latest", folder / "one")
     else:
         folder = output.parent
-    with pytest.raises(ConfigError, match=f"{run} lies in this folder: .*; name that instead") as caught:
+    with pytest.raises(ConfigError, match=f"{run} is in this folder: .*; name that instead") as caught:
         list(files_below(folder, is_shard))
     assert caught.value.code == "run_below"
     memory = fsspec.filesystem("memory")
     memory.store.clear()
     memory.put(str(folder), "/loose", recursive=True)
-    with pytest.raises(ConfigError, match=f"{run} lies in this folder") as caught:
+    with pytest.raises(ConfigError, match=f"{run} is in this folder") as caught:
         names_below("memory://loose")
     assert caught.value.code == "run_below"
 

@@ -124,7 +124,7 @@ def test_sampled_bins_mark_what_is_trained(told: dict[str, Run]) -> None:
 
 def test_what_was_found_done_is_told_apart(told: dict[str, Run]) -> None:
     for name, executed, cached in (("first", "1", "0"), ("again", "0", "1")):
-        reuse = rows_of(told[name].text("pack-sft-summary"), "Work done and found done")
+        reuse = rows_of(told[name].text("pack-sft-summary"), "Tasks run and reused")
         assert reuse == [[step, "1", executed, cached] for step in ("tokenize", "plan", "write")]
 
 
@@ -137,5 +137,5 @@ def test_a_run_that_drifted_fails_with_the_reason_and_shows_it(told: dict[str, R
     assert "[drift] alarms.max_row_change: rows in went from 41 to 120 (192.7%" in message
     assert "\n" not in message
     assert "this run was not published" in summary
-    verdicts = [row[-1] for row in rows_of(summary, "Beside the last published run")]
+    verdicts = [row[-1] for row in rows_of(summary, "Compared with the last published run")]
     assert verdicts == ["OUT OF BOUNDS", "OUT OF BOUNDS", "within bounds", "within bounds"]

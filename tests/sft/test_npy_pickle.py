@@ -197,7 +197,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "a header of brackets": (b"\x93NUMPY\x01\x00\x10\x27" + b"[" * 10_000, "no literal"),
     "a header with a key too many": (
         b"\x93NUMPY\x01\x00\x3f\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), 'x': 1} \n",
-        "has not the keys",
+        "does not have the keys",
     ),
 }
 

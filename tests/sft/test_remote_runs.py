@@ -102,7 +102,7 @@ def test_splits_are_never_mixed(copied: str) -> None:
 
 def test_a_folder_above_runs_is_refused(copied: str, output: Path) -> None:
     for find, place in ((find_uri_shards, f"{copied}/runs"), (find_shards, output / "runs")):
-        with pytest.raises(ConfigError, match="lies in this folder") as caught:
+        with pytest.raises(ConfigError, match="is in this folder") as caught:
             find(place, "train")  # type: ignore[operator]
         assert caught.value.code == "run_below"
 
