@@ -22,6 +22,22 @@ from tasks.storage.atomic import write_file
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 
 
+# The smallest configuration of each flow that a form accepts.
+SMALLEST: dict[str, dict[str, Any]] = {
+    "pack-sft": {
+        "output_dir": "out",
+        "datasets": [{"name": "a", "path": "a.jsonl"}],
+        "tokenizer": {"path": "tok"},
+    },
+    "sample-corpus": {
+        "output_dir": "out",
+        "datasets": {"web": {"name": "web", "source": "web", "buckets": {"4.0": {"count": 5}}}},
+    },
+    "train-tokenizer": {"output_dir": "out", "sample": "sample"},
+    "build-probe-rows": {"output_dir": "out", "input": "rows"},
+}
+
+
 def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
     """Write rows as JSON lines; a `bytes` row is written as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)

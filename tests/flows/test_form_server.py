@@ -8,22 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support import SMALLEST
 
 from flows.cli.registry import FLOWS
 
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "pack-sft": {
-        "output_dir": "out",
-        "datasets": [{"name": "a", "path": "a.jsonl"}],
-        "tokenizer": {"path": "tok"},
-    },
-    "sample-corpus": {
-        "output_dir": "out",
-        "datasets": {"web": {"name": "web", "source": "web", "buckets": {"4.0": {"count": 5}}}},
-    },
-    "train-tokenizer": {"output_dir": "out", "sample": "sample"},
-    "build-probe-rows": {"output_dir": "out", "input": "rows"},
-}
+PARAMETERS = SMALLEST
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import workloads
 from file_events import hook_environment
 from serial_runs import Runs
 from support import published_digests
-from workloads import (
-    clone,
-    command,
-    last_json,
-    make_inputs,
-    raw_config,
-    run_cli,
-    save_config,
-    temporary_files,
-)
+from workloads import make_inputs, raw_config, run_cli, save_config, temporary_files
 
 from tasks.outputs.validate import validate_path
 from tasks.run.history import read_manifest
@@ -156,12 +148,12 @@ def test_a_kill_while_publishing_leaves_the_old_run(
     assert runs.run(config) == 0
     # A new weight re-makes nothing in the stages: all changes are of the run folder and the links.
     config["datasets"][0]["weight"] = 9
-    clone(tmp_path / "old", tmp_path / "new")
+    workloads.clone(tmp_path / "old", tmp_path / "new")
     new = Undisturbed(runs, {**config, "output_dir": str(tmp_path / "new")})
     assert new.run_hash != undisturbed.run_hash
     views = set()
     for moment in _moments(new.changes, 5):
-        output = clone(tmp_path / "old", tmp_path / f"{moment:04d}")
+        output = workloads.clone(tmp_path / "old", tmp_path / f"{moment:04d}")
         attempt = {**config, "output_dir": str(output)}
         assert runs.run(attempt, die_before=moment) == _KILLED, moment
         seen = new if (output / "latest").resolve().name == new.run_hash else undisturbed
@@ -195,7 +187,7 @@ def test_the_command_line_killed_with_its_workers_recovers(
     env = hook_environment(tmp_path / "hook", output, die_at=moment)
     # A session of its own: the hook kills the whole process group.
     killed = subprocess.run(
-        command(*arguments), env=env, start_new_session=True, capture_output=True, timeout=120
+        workloads.command(*arguments), env=env, start_new_session=True, capture_output=True, timeout=120
     )
     assert killed.returncode == _KILLED, killed.stderr.decode()
     check_consumers_view(output, undisturbed)
@@ -208,5 +200,5 @@ def test_the_command_line_killed_with_its_workers_recovers(
     again = run_cli(*arguments)
 
     assert again.returncode == 0, again.stderr
-    assert last_json(again)["run_hash"] == undisturbed.run_hash
+    assert workloads.last_json(again)["run_hash"] == undisturbed.run_hash
     check_finished(output, undisturbed)

@@ -178,8 +178,6 @@ def test_a_split_by_hash_looks_at_no_probe(train_ratio: float, train_end: int) -
         (0, 64 * MIB),
         (96 * 64 * MIB, 64 * MIB),
         (96 * 64 * MIB + 1, 128 * MIB),
-        (96 * 128 * MIB, 128 * MIB),
-        (96 * 128 * MIB + 1, 256 * MIB),
     ],
 )
 def test_shards_grow_by_powers_of_two(total: int, expected: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prefect.utilities.schema_tools import validate
+from support import SMALLEST
 
 from flows.cli.registry import FLOWS
 from schemas.config import Config, dotted
@@ -20,20 +21,7 @@ MODELS: dict[str, type[Config]] = {
     **{flow.name: getattr(importlib.import_module(flow.schema), flow.config) for flow in FLOWS},
 }
 
-VALID: dict[str, dict[str, Any]] = {
-    "pack-sft": {
-        "output_dir": "out",
-        "datasets": [{"name": "a", "path": "a.jsonl"}],
-        "tokenizer": {"path": "tok"},
-    },
-    "sample-corpus": {
-        "output_dir": "out",
-        "datasets": {"web": {"name": "web", "source": "web", "buckets": {"4.0": {"count": 5}}}},
-    },
-    "train-tokenizer": {"output_dir": "out", "sample": "sample"},
-    "build-probe-rows": {"output_dir": "out", "input": "rows"},
-    "validate": {"path": "out"},
-}
+VALID = {**SMALLEST, "validate": {"path": "out"}}
 
 # What is wrong, and the path both sides must give.
 WRONG: list[tuple[str, dict[str, Any], str]] = [
