@@ -193,8 +193,8 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "another version": (b"\x93NUMPY\x09\x00" + b"\0" * 100, "version"),
     "a header of 4 GB": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 100, "claims 4,294,967,295 bytes"),
     "a header cut short": (b"\x93NUMPY\x01\x00\x70\x00{'descr': '|O'", "inside its header"),
-    "a header that calls": (b"\x93NUMPY\x01\x00\x10\x00__import__('os')", "no literal"),
-    "a header of brackets": (b"\x93NUMPY\x01\x00\x10\x27" + b"[" * 10_000, "no literal"),
+    "a header that calls": (b"\x93NUMPY\x01\x00\x10\x00__import__('os')", "not a Python literal"),
+    "a header of brackets": (b"\x93NUMPY\x01\x00\x10\x27" + b"[" * 10_000, "not a Python literal"),
     "a header with a key too many": (
         b"\x93NUMPY\x01\x00\x3f\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), 'x': 1} \n",
         "does not have the keys",
