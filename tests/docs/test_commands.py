@@ -151,7 +151,7 @@ def test_what_is_shown_works_as_pasted(document: str, reader: Reader) -> None:
 
 
 def test_what_the_programs_print_works_as_pasted(reader: Reader) -> None:
-    printed = re.findall(r"^(?:look|check|stop it) +(.+)$", reader.read("README.md"), re.M)
+    printed = re.findall(r"^(?:inspect|validate|stop it) +(.+)$", reader.read("README.md"), re.M)
     assert [line.split()[:2] for line in printed] == [
         ["gristmill", "inspect"],
         ["gristmill", "validate"],

@@ -145,5 +145,5 @@ def test_up_a_flow_a_form_and_down(installed: Installed) -> None:
     assert ended["state_name"] == "Completed", ended["state"]["message"]
 
     assert "10, no schedule is on" in installed.run("gristmill", "status")
-    assert "ended" in installed.run("gristmill", "down")
+    assert "stopped" in installed.run("gristmill", "down")
     assert marked(str(installed.state.folder)) == []

@@ -15,7 +15,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "planning": {
         "tasks/sft/plan.py": ("tests/sft/test_plan.py",),
-        "tasks/probes/shards.py": ("tests/probes/test_shards.py",),
+        "tasks/probes/shards.py": ("tests/probes/test_probe_shards.py",),
         "tasks/corpus/cut.py": ("tests/corpus/test_cut.py",),
     },
     "selection": {
