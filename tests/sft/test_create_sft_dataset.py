@@ -23,6 +23,7 @@ from tasks.sft.datasets import (
     PackedNpyDataset,
     PackedParquetDataset,
     PackedSampler,
+    SftDataset,
     create_sft_dataset,
 )
 from tasks.sft.shards.find import find_shards
@@ -199,18 +200,23 @@ def rows_of_one(output: Path) -> list[Any]:
     return pq.read_table(shard).to_pylist()
 
 
+def batch_of(dataset: SftDataset, item: Any) -> dict[str, Any]:
+    """A batch of one as arrays, whether torch is installed or not."""
+    return {name: np.asarray(value) for name, value in dataset.collate_fn([item]).items()}
+
+
 def test_static_shapes_from_the_runs_own_metadata(output: Path) -> None:
     blend = create_sft_dataset(output, max_seq_length=SIZE, pad_cu_seqlens=True)
     entries = json.loads((output / "latest" / "pack_metadata" / "train.json").read_text())
     assert len(entries) == 2
     most = max(entry["max_samples_per_bin"] for entry in entries)
-    batches = [blend.collate_fn([item]) for item in blend]
+    batches = [batch_of(blend, item) for item in blend]
     assert {tuple(batch["tokens"].shape) for batch in batches} == {(1, SIZE)}
     assert {tuple(batch["cu_seqlens"].shape) for batch in batches} == {(1, most + 3)}
-    assert len({int(batch["max_seqlen"]) for batch in batches}) == 1
+    assert len({batch["max_seqlen"].item() for batch in batches}) == 1
     for batch in batches:
-        ends = batch["cu_seqlens"][0, : int(batch["cu_seqlens_argmin"])]
-        assert ends[-1] == SIZE and int(ends.diff().max()) <= int(batch["max_seqlen"])
+        ends = batch["cu_seqlens"][0, : batch["cu_seqlens_argmin"].item()]
+        assert ends[-1] == SIZE and np.diff(ends).max() <= batch["max_seqlen"]
 
 
 @pytest.mark.parametrize("multiple", [2, 8])
@@ -228,11 +234,11 @@ def test_padded_sequences_start_at_aligned_places(
     plain = create_sft_dataset(find_shards(run, "train"), max_seq_length=SIZE)
     filled = 0
     for number in range(len(dataset)):
-        batch, bare = dataset.collate_fn([dataset[number]]), plain.collate_fn([plain[number]])
-        ends = batch["cu_seqlens"][0, : int(batch["cu_seqlens_argmin"])].numpy()
+        batch, bare = batch_of(dataset, dataset[number]), batch_of(plain, plain[number])
+        ends = batch["cu_seqlens"][0, : batch["cu_seqlens_argmin"].item()]
         assert not (ends % multiple).any()
         assert (bare["cu_seqlens"] == batch["cu_seqlens"]).all()
-        logical = batch["cu_seqlens_unpadded"][0, : int(batch["cu_seqlens_unpadded_argmin"])].numpy()
+        logical = batch["cu_seqlens_unpadded"][0, : batch["cu_seqlens_unpadded_argmin"].item()]
         assert (np.diff(logical) <= np.diff(ends)).all()
         assert logical[-1] == int((~batch["padding_mask"]).sum())
         assert not batch["loss_mask"][batch["padding_mask"]].any()
@@ -246,6 +252,7 @@ def eos_of(tokenizer: Path) -> int:
     return int(AutoTokenizer.from_pretrained(str(tokenizer)).eos_token_id)
 
 
+@pytest.mark.usefixtures("torch")
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not on this machine")
 def test_an_epoch_of_real_conversations_trains_every_trained_token_once(
     tmp_path: Path, small_tokenizer: Path
