@@ -15,13 +15,9 @@ import pytest
 from support import GSM8K, chat, config_of, mill_serially, write_jsonl
 
 from schemas.errors import ConfigError
+from tasks.sft import datasets as readers
 from tasks.sft.datasets import (
-    BlendedDataset,
-    MultiShardDataset,
     PackedLoader,
-    PackedMemmapDataset,
-    PackedNpyDataset,
-    PackedParquetDataset,
     PackedSampler,
     SftDataset,
     create_sft_dataset,
@@ -74,10 +70,10 @@ def test_a_run_gives_its_blend(output: Path) -> None:
     blends = [create_sft_dataset(spec) for spec in (output, run, f"file://{output}", output / "blend.json")]
     wanted = [as_row(item) for item in blends[0]]
     for blend in blends:
-        assert isinstance(blend, BlendedDataset)
+        assert isinstance(blend, readers.BlendedDataset)
         assert [as_row(item) for item in blend] == wanted
         assert blend.weights == pytest.approx([0.5, 0.5])
-        assert {type(part) for part in blend.datasets} == {PackedParquetDataset}
+        assert {type(part) for part in blend.datasets} == {readers.PackedParquetDataset}
     rows = rows_below(output / "splits" / "train")
     assert len(blends[0]) == len(rows) > 10
     assert {str(row) for row in wanted} <= {str(row) for row in rows}
@@ -91,7 +87,7 @@ def test_splits(output: Path) -> None:
         rows = sorted(map(str, rows_below(output / "splits" / split)))
         for spec in (output / "splits", output / "latest" / "splits", output / "splits" / split):
             dataset = create_sft_dataset(spec, split=split)
-            assert isinstance(dataset, PackedParquetDataset)
+            assert isinstance(dataset, readers.PackedParquetDataset)
             assert sorted(str(as_row(item)) for item in dataset) == rows
         globbed = create_sft_dataset(str(output / "splits" / split / "*.parquet"))
         assert sorted(str(as_row(item)) for item in globbed) == rows
@@ -113,18 +109,18 @@ def test_splits_are_never_mixed(output: Path) -> None:
         assert sorted(str(as_row(item)) for item in create_sft_dataset(spec, split="valid")) == rows
     for spec in (output, output / "latest", output / "splits", f"local://{output}/latest/datasets"):
         with pytest.raises(ConfigError) as caught:
-            PackedParquetDataset(spec)
+            readers.PackedParquetDataset(spec)
         assert caught.value.code == "several_splits"
     # The folders above are not asked.
-    assert len(PackedParquetDataset(output / "splits" / "valid")) == len(rows)
+    assert len(readers.PackedParquetDataset(output / "splits" / "valid")) == len(rows)
 
 
 def test_a_run_with_one_data_set_gives_its_shards_in_order(tmp_path: Path, small_tokenizer: Path) -> None:
     source = write_jsonl(tmp_path / "chats.jsonl", [chat(f"{i}?", "Yes. " * (i % 9 + 1)) for i in range(100)])
     for name, kind in (
-        ("memmap", PackedMemmapDataset),
-        ("npy", PackedNpyDataset),
-        ("parquet", PackedParquetDataset),
+        ("memmap", readers.PackedMemmapDataset),
+        ("npy", readers.PackedNpyDataset),
+        ("parquet", readers.PackedParquetDataset),
     ):
         storage = {"format": name, "shard_tokens": 1000}
         mill_serially(config_of(tmp_path / "out", source, small_tokenizer, storage=storage))
@@ -144,7 +140,7 @@ def test_a_blend_of_other_formats(
 ) -> None:
     run = packed(tmp_path / "out", small_tokenizer, storage={"shard_tokens": 2000, "format": storage_format})
     blend, parquet = create_sft_dataset(run), create_sft_dataset(output)
-    assert isinstance(blend, BlendedDataset)
+    assert isinstance(blend, readers.BlendedDataset)
     assert [as_row(item) for item in blend] == [as_row(item) for item in parquet]
 
 
@@ -162,8 +158,8 @@ def test_latest_is_resolved_once(tmp_path: Path, small_tokenizer: Path) -> None:
     assert (tmp_path / "out" / "latest").resolve() == second != first
     # They are opened only now.
     for dataset in datasets:
-        parts = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
-        paths = [path for part in parts if isinstance(part, MultiShardDataset) for path in part.paths]
+        parts = dataset.datasets if isinstance(dataset, readers.BlendedDataset) else [dataset]
+        paths = [path for part in parts if isinstance(part, readers.MultiShardDataset) for path in part.paths]
         assert paths and all(Path(path).is_relative_to(first) for path in paths)
         assert len(list(dataset)) == len(dataset)
 
