@@ -6,7 +6,9 @@ Separate from tokenizer.py because a cached re-run needs the digest but cannot a
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from schemas.errors import ConfigError, MissingExtraError
@@ -15,19 +17,34 @@ from tasks.inputs.texts import template_source
 from tasks.storage.listing import entries
 from tasks.storage.reading import read_bytes
 
-# The files from which transformers reads a tokenizer; a model folder also has gigabytes of irrelevant files.
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
+# Kinds of files from which transformers may take a tokenizer. By kind rather than by name: classes name their own
+# vocabulary files, config.json decides the class, and without a tokenizer.json any listed name may be chosen. Weights,
+# which are of other kinds, are never hashed or fetched.
+TOKENIZER_FILES = (
+    "*.json",
+    "*.model",
+    "*.model.*",
+    "*.txt",
+    "*.jinja",
+    "*.spm",
+    "*.codes",
+    "*.tokenizer",
+    "*.tiktoken",
+    "*.bpe",
+    "*.vocab",
 )
+_TEMPLATES = "additional_chat_templates"
+# Of those kinds, but about weights or generation only; some are rewritten by every training run.
+_UNREAD = (
+    "*.index.json",
+    "generation_config.json",
+    "trainer_state.json",
+    "all_results.json",
+    "train_results.json",
+    "eval_results.json",
+)
+# A hub id: a name, or an owner and a name.
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -53,11 +70,10 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
             does not exist.
         MissingExtraError: a hub id is given, but huggingface_hub is not installed.
     """
-    folder = Path(config.path)
+    folder = Path(config.path).expanduser()
     if not folder.is_dir():
         folder = _from_hub(config)
-    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    files += entries(folder / "additional_chat_templates", "*.jinja")
+    files = tokenizer_files(folder)
     if not any(file.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for file in files):
         raise ConfigError(
             f"the folder does not contain a tokenizer; expected tokenizer.json in {folder}",
@@ -78,9 +94,22 @@ def find_tokenizer(config: TokenizerConfig) -> TokenizerSource:
     return TokenizerSource(str(folder), digest.hexdigest(), template)
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """List the files that can change a token or the template, sorted by name."""
+    files = [
+        path
+        for path in entries(folder)
+        if _matches(path.name, TOKENIZER_FILES) and not _matches(path.name, _UNREAD) and path.is_file()
+    ]
+    return files + entries(folder / _TEMPLATES, "*.jinja")
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _from_hub(config: TokenizerConfig) -> Path:
-    looks_local = config.path.startswith((".", "/", "~")) or config.path.count("/") != 1
-    if looks_local:
+    if not _HUB_ID.fullmatch(config.path):
         raise ConfigError(
             f"no such folder: {config.path!r}; specify a folder with tokenizer.json",
             code="missing_tokenizer",
@@ -88,8 +117,8 @@ def _from_hub(config: TokenizerConfig) -> Path:
         )
     if config.revision is None:
         raise ConfigError(
-            f"{config.path!r} is not a local folder; to use it as a hub id, set its revision, so that the same "
-            "configuration always means the same tokenizer",
+            f"there is no folder {config.path!r}; check the spelling, or, to use it as a hub id, set its revision, so "
+            "that the same configuration always means the same tokenizer",
             code="missing_tokenizer",
             where="tokenizer.revision",
         )
@@ -101,7 +130,9 @@ def _from_hub(config: TokenizerConfig) -> Path:
         found = snapshot_download(
             config.path,
             revision=config.revision,
-            allow_patterns=[*_TOKENIZER_FILES, "additional_chat_templates/*"],
+            allow_patterns=[*TOKENIZER_FILES, f"{_TEMPLATES}/*.jinja"],
+            # `*` also matches folders there, such as those of checkpoints.
+            ignore_patterns=[*_UNREAD, *(f"*/{kind}" for kind in TOKENIZER_FILES if kind != "*.jinja")],
         )
     except Exception as error:
         raise ConfigError(
