@@ -21,9 +21,8 @@ from tasks.outputs.finding import sort_out
 from tasks.run.find import find
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.find import open_shard, packed_manifest, shard_format, split_links
-from tasks.sft.shards.invariants import RawBins, check_bins
+from tasks.sft.shards.invariants import OURS_ONLY, RawBins, check_bins
 from tasks.sft.shards.shard import Shard
-from tasks.sft.shards.validate import OURS_ONLY
 from tasks.sft.shards.writers import SUFFIXES, open_writer
 from tasks.storage.atomic import AtomicFolder
 from tasks.storage.listing import stored_bytes

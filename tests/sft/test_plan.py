@@ -265,7 +265,7 @@ def test_writing_bin_by_bin_gives_the_bytes_of_writing_blocks(tmp_path: Path) ->
             writer.write_bin(b, one.input_ids, one.loss_mask, one.seq_starts)
         with pytest.raises(ValueError, match=f"expected bin {count}"):
             writer.write_bin(count + 1, one.input_ids, one.loss_mask, one.seq_starts)
-        assert writer.finalize() == {"bins_written": count}
+        assert writer.finalize()["num_bins"] == count
     assert (tmp_path / "bins.parquet").read_bytes() == (tmp_path / "block.parquet").read_bytes()
 
 

@@ -38,7 +38,14 @@ def folder(small_tokenizer: Path, tmp_path: Path) -> Path:
         "processor_config.json": {},
     }.items():
         (copy / name).write_text(json.dumps(content))
-    for name in ("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tokenizer.model.v3", "a.tiktoken"):
+    for name in (
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "tokenizer.model.v3",
+        "a.tiktoken",
+    ):
         (copy / name).write_text("a")
     (copy / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     (copy / "additional_chat_templates").mkdir()
@@ -83,9 +90,13 @@ def test_every_file_a_class_of_transformers_names_is_covered() -> None:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VOCAB_FILES_NAMES":
                 tables += 1
-                names |= {v.value for v in ast.walk(node.value) if isinstance(v, ast.Constant) and "." in v.value}
+                names |= {
+                    v.value for v in ast.walk(node.value) if isinstance(v, ast.Constant) and "." in v.value
+                }
     assert tables > 50
-    assert [name for name in sorted(names) if not any(fnmatchcase(name, kind) for kind in TOKENIZER_FILES)] == []
+    assert [
+        name for name in sorted(names) if not any(fnmatchcase(name, kind) for kind in TOKENIZER_FILES)
+    ] == []
 
 
 @contextmanager
@@ -121,7 +132,9 @@ def test_another_model_type_is_another_tokenizer(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     settings = folder / "tokenizer_config.json"
-    plain = {k: v for k, v in json.loads(settings.read_text()).items() if k not in ("tokenizer_class", "backend")}
+    plain = {
+        k: v for k, v in json.loads(settings.read_text()).items() if k not in ("tokenizer_class", "backend")
+    }
     settings.write_text(json.dumps(plain))
     found = {}
     for model_type in ("qwen2", "llama"):
@@ -157,7 +170,9 @@ def test_hub_ids_with_and_without_an_owner(
     assert not any(map(fetched, ("model.safetensors", "checkpoint-1/tokenizer.json", "a.index.json")))
 
 
-@pytest.mark.parametrize("path", ["./tokenizer", "/nowhere/tokenizer", "~/none", "a/b/c", "a b", "-", "x/../y"])
+@pytest.mark.parametrize(
+    "path", ["./tokenizer", "/nowhere/tokenizer", "~/none", "a/b/c", "a b", "-", "x/../y"]
+)
 def test_what_cannot_be_a_hub_id_is_a_missing_folder(path: str) -> None:
     with pytest.raises(ConfigError, match="no such folder") as caught:
         find_tokenizer(TokenizerConfig(path=path, revision="main"))
@@ -165,7 +180,7 @@ def test_what_cannot_be_a_hub_id_is_a_missing_folder(path: str) -> None:
 
 
 def test_a_name_without_a_revision_may_be_a_folder_or_a_hub_id() -> None:
-    with pytest.raises(ConfigError, match="there is no folder 'gpt2'.* set its revision") as caught:
+    with pytest.raises(ConfigError, match=r"there is no folder 'gpt2'.* set its revision") as caught:
         find_tokenizer(TokenizerConfig(path="gpt2"))
     assert caught.value.where == "tokenizer.revision"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,15 +16,18 @@ import pytest
 from sft.shard_files import COLUMNS, Row, random_rows, rows_of
 
 from schemas.errors import WorkError
-from schemas.sft import Count, StorageConfig, StorageFormat
+from schemas.sft import FORMAT_VERSION, Count, StorageConfig, StorageFormat
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import BinWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.find import find_shards, open_shard
 from tasks.sft.shards.shard import ShardMetadata
+from tasks.sft.shards.validate import validate_shard
 from tasks.sft.shards.writers import open_writer, shard_name
 
-METADATA = ShardMetadata(1, 4096, Count.RUNTIME, "ab" * 32, 128_000)
+# As another tool's shard: `random_rows` keeps masks as other tools may.
+METADATA = ShardMetadata(None, 4096, Count.RUNTIME, "ab" * 32, 2**31)
+OURS = dataclasses.replace(METADATA, version=FORMAT_VERSION, vocabulary_size=100)
 
 
 def bins_of(rows: list[Row]) -> Bins:
@@ -135,6 +139,47 @@ class WriterContract:
             writer.write_bin(0, *(np.array(column, np.int64) for column in bad))
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("rule", "bad"),
+        [
+            ("starts_inside", ([1, 2], [0, 0], [0, 1, 2])),
+            ("starts_at_0", ([1, 2], [0, 0], [1])),
+            ("starts_increase", ([1, 2], [0, 0], [0, 1, 1])),
+            ("has_sequences", ([1, 2], [0, 0], [])),
+            ("not_empty", ([], [], [0])),
+            ("mask_length", ([1, 2], [0], [0])),
+            ("mask_binary", ([1, 2], [2, 0], [0])),
+            ("ids_not_negative", ([-1, 2], [0, 0], [0])),
+            ("ids_in_vocabulary", ([1, 100], [0, 0], [0])),
+            ("fits_pack_size", ([1] * 4098, [0] * 4098, [0])),
+            ("mask_ends_with_0", ([1, 2], [0, 1], [0])),
+        ],
+    )
+    def test_a_bin_that_validate_refuses_is_refused(self, rule: str, bad: Row, tmp_path: Path) -> None:
+        good = ([1, 2], [1, 0], [0])
+        with self.open(tmp_path, [good], OURS) as writer:
+            writer.write_bin(0, *good)
+            with pytest.raises(ValueError, match=rf"bin 1 is not valid: .*\({rule}\)"):
+                writer.write_bin(1, *bad)
+            writer.finalize()
+        (path,) = tmp_path.iterdir()
+        assert validate_shard(path).faults == ()
+        with open_shard(path) as shard:
+            assert (rows_of(shard), shard.metadata) == ([good], OURS)
+
+    def test_finalize_says_what_was_written(self, tmp_path: Path) -> None:
+        rows = random_rows(5)
+        with self.open(tmp_path, rows) as writer:
+            writer.write_block(bins_of(rows))
+            said = writer.finalize()
+        assert (said["num_bins"], said["bins_written"]) == (5, 5)
+        expected = {
+            StorageFormat.PARQUET: {"format": "parquet", "compression": "zstd", "row_group_size": 16},
+            StorageFormat.MEMMAP: {"format": "memmap_padded_v1", "pack_size": 4096},
+            StorageFormat.NPY: {"format": "npy"},
+        }
+        assert said.items() >= expected[self.format].items()
+
     @pytest.mark.parametrize("forget", [True, False])
     def test_a_shard_that_is_not_finished_leaves_nothing(self, forget: bool, tmp_path: Path) -> None:
         rows = random_rows(40)
@@ -210,15 +255,19 @@ class TestMemmap(Announced):
         ]
 
     def test_the_manifest_has_the_fields_of_the_format_and_ours(self, tmp_path: Path) -> None:
-        path = self.write(tmp_path, [([5, 6, 7], [0, 1, 0], [0]), ([5], [0], [0])])
+        rows: list[Row] = [([5, 6, 7], [0, 1, 0], [0]), ([5], [0], [0])]
+        with self.open(tmp_path, rows, OURS) as writer:
+            writer.write_block(bins_of(rows))
+            writer.finalize()
+        path = tmp_path / "shard_000000"
         assert sorted(file.name for file in path.iterdir()) == [
             "input_ids.npy", "loss_mask.npy", "manifest.json", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy",
         ]  # fmt: skip
         assert json.loads((path / "manifest.json").read_bytes()) == {
             "version": "1.0", "format": "memmap_padded_v1", "num_bins": 2, "pack_size": 4096, "row_width": 3,
             "dtype": "<i4", "loss_mask_dtype": "<u1", "index_dtype": "<u4", "bins_written": 2,
-            "gristmill.format_version": "1", "gristmill.count": "runtime",
-            "gristmill.tokenizer_sha256": "ab" * 32, "gristmill.vocabulary_size": "128000",
+            "gristmill.format_version": "2", "gristmill.count": "runtime",
+            "gristmill.tokenizer_sha256": "ab" * 32, "gristmill.vocabulary_size": "100",
         }  # fmt: skip
 
     def test_a_bin_longer_than_a_row_is_refused(self, tmp_path: Path) -> None:

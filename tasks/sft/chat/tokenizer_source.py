@@ -18,8 +18,8 @@ from tasks.storage.listing import entries
 from tasks.storage.reading import read_bytes
 
 # Kinds of files from which transformers may take a tokenizer. By kind rather than by name: classes name their own
-# vocabulary files, config.json decides the class, and without a tokenizer.json any listed name may be chosen. Weights,
-# which are of other kinds, are never hashed or fetched.
+# vocabulary files, config.json decides the class, and without a tokenizer.json any listed name may be chosen.
+# Weights, which are of other kinds, are never hashed or fetched.
 TOKENIZER_FILES = (
     "*.json",
     "*.model",
@@ -117,8 +117,8 @@ def _from_hub(config: TokenizerConfig) -> Path:
         )
     if config.revision is None:
         raise ConfigError(
-            f"there is no folder {config.path!r}; check the spelling, or, to use it as a hub id, set its revision, so "
-            "that the same configuration always means the same tokenizer",
+            f"there is no folder {config.path!r}; check the spelling, or, to use it as a hub id, set its revision, "
+            "so that the same configuration always means the same tokenizer",
             code="missing_tokenizer",
             where="tokenizer.revision",
         )

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from schemas.sft import Count
 from tasks.packing.arrays import owners
 
+# Rules that are ours alone: other tools may keep the unshifted mask, and pad with a token of their own.
+OURS_ONLY = frozenset({"mask_ends_with_0", "padding_is_0"})
+
 Finding = tuple[str, NDArray[np.int64], str]
 
 

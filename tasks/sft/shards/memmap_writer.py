@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord
+from schemas.sft import StorageFormat
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
@@ -39,7 +40,7 @@ class MemmapShardWriter(CountedWriter):
     """
 
     def __init__(self, path: Path, num_bins: int, row_width: int, metadata: ShardMetadata) -> None:
-        super().__init__(num_bins, _BLOCK_BINS)
+        super().__init__(StorageFormat.MEMMAP, metadata, num_bins, _BLOCK_BINS)
         said = {key: text for key, text in metadata.keys().items() if not key.endswith(".pack_size")}
         self._manifest = MemmapManifest.model_validate(
             {

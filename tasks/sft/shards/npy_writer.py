@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
+from schemas.sft import StorageFormat
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
 from tasks.sft.shards.bins import Bins
@@ -43,12 +44,11 @@ class NpyShardWriter(CountedWriter):
     """
 
     def __init__(self, path: Path, num_bins: int, metadata: ShardMetadata) -> None:
-        super().__init__(num_bins, _BLOCK_BINS)
+        super().__init__(StorageFormat.NPY, metadata, num_bins, _BLOCK_BINS)
         self._keys = [
             b"X" + len(name).to_bytes(4, "little") + name.encode() + b"q" + bytes([index])
             for index, name in enumerate(COLUMNS)
         ]
-        self._metadata = metadata
         self._file = AtomicFile(path)
         header = {"descr": "|O", "fortran_order": False, "shape": (num_bins,)}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -74,7 +74,7 @@ class NpyShardWriter(CountedWriter):
     def _commit(self) -> dict[str, Any]:
         self._file.write(_END + TRAILER + json.dumps(self._metadata.keys()).encode() + b"\n")
         self._file.commit()
-        return {"bins_written": self.bins_written}
+        return {}
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
         """Return the record of the shard file, relative to `root`."""

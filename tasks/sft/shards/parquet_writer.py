@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
-from schemas.sft import Compression, StorageConfig
+from schemas.sft import Compression, StorageConfig, StorageFormat
 from tasks.sft.shards.bin_writer import BinWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.shard import ShardMetadata
@@ -45,15 +45,16 @@ class ParquetShardWriter(BinWriter):
     """
 
     def __init__(self, path: Path, storage: StorageConfig, metadata: ShardMetadata) -> None:
-        super().__init__(storage.row_group_size)
+        super().__init__(StorageFormat.PARQUET, metadata, storage.row_group_size)
         self._schema = packed_schema({key.encode(): text.encode() for key, text in metadata.keys().items()})
         self._row_group_size = storage.row_group_size
+        self._compression = storage.compression.value
         self._file = AtomicFile(path)
         has_level = storage.compression in (Compression.ZSTD, Compression.GZIP)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             self._schema,
-            compression=storage.compression.value,
+            compression=self._compression,
             compression_level=storage.compression_level if has_level else None,
             use_dictionary=["loss_mask.list.element"],
             write_statistics=False,
@@ -73,7 +74,7 @@ class ParquetShardWriter(BinWriter):
     def _commit(self) -> dict[str, Any]:
         self._writer.close()
         self._file.commit()
-        return {"bins_written": self.bins_written}
+        return {"compression": self._compression, "row_group_size": self._row_group_size}
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
         """Return the record of the shard file, relative to `root`."""

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from schemas.verdict import ERROR, WARNING, Fault, Verdict
 from tasks.sft.shards.find import open_shard
-from tasks.sft.shards.invariants import check_bins
+from tasks.sft.shards.invariants import OURS_ONLY, check_bins
 from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.shard import BadShardError, Shard
-
-# Rules that are ours alone: other tools may keep the unshifted mask, and pad with a token of their own.
-OURS_ONLY = frozenset({"mask_ends_with_0", "padding_is_0"})
 
 
 def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int | None = None) -> Verdict:
