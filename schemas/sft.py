@@ -312,6 +312,12 @@ class PackSftConfig(Config):
         title="Train on",
         description="assistant: every assistant turn; last_turn: the last assistant message; all: every token.",
     )
+    drop_empty: bool = Field(
+        False,
+        title="Drop empty answers",
+        description="Reject conversations in which an assistant turn has no text, tool calls or reasoning; by "
+        "default they are kept and counted.",
+    )
     pack: PackConfig = Field(default_factory=PackConfig, title="Packing", description="How bins are filled.")
     storage: StorageConfig = Field(
         default_factory=StorageConfig, title="Storage", description="How shards are stored."

@@ -43,6 +43,7 @@ def _tokenize_dataset(
         "tokenizer": tokenizer_fields(identity.tokenizer),
         "settings": config.tokenizer.hash_fields(),
         "train_on": config.train_on,
+        "drop_empty": config.drop_empty,
     }
     return [
         TokenizeJob(
@@ -55,6 +56,7 @@ def _tokenize_dataset(
             source=identity.tokenizer,
             tokenizer=config.tokenizer,
             train_on=config.train_on,
+            drop_empty=config.drop_empty,
             label=entry.name,
             seen=identity.seen_of(segment.path for segment in segments),
         )

@@ -20,6 +20,7 @@ from tasks.inputs.segments import Segment
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter, RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
+from tasks.sft.chat.flags import empty_answers
 from tasks.sft.chat.masks import Sample, samples
 from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, load_tokenizer
 from tasks.sft.chat.tokenizer_source import TokenizerSource
@@ -38,6 +39,7 @@ class TokenizeJob(Job):
         dataset: dialect, field names and row filter.
         source, tokenizer: the tokenizer and its settings.
         train_on: which tokens carry loss.
+        drop_empty: reject conversations with an empty assistant turn.
         seen: what the input files looked like when they were hashed.
     """
 
@@ -47,6 +49,7 @@ class TokenizeJob(Job):
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
+    drop_empty: bool = False
 
 
 def tokenize_part(job: TokenizeJob) -> Receipt:
@@ -77,6 +80,7 @@ class _Row:
     number: int
     digest: bytes
     group: bytes
+    empty_answers: int
     samples: list[Sample]
 
 
@@ -90,7 +94,7 @@ class _Part:
         self._rows_in = self._filtered = self._used = 0
         self._rejected: Counter[str] = Counter()
         self._lengths: Counter[int] = Counter()
-        self._sequences = self._tokens = self._trained = self._longest = 0
+        self._sequences = self._tokens = self._trained = self._longest = self._empty_answers = 0
 
     def process(
         self, batch: Iterable[tuple[int, Any]], name: str, spool: SpoolWriter, rejects: RejectWriter
@@ -118,6 +122,9 @@ class _Part:
         if dataset.where and not _matches(value, dataset.where):
             return None
         conversation = normalise(value, dataset.dialect, dataset.fields)
+        empty = list(empty_answers(conversation.messages))
+        if empty and self._job.drop_empty:
+            raise RowRejected("empty_answer", f"message {empty[0]}, of the assistant, has no content")
         digest = _digest([conversation.messages, conversation.tools])
         group = digest[:8]
         if dataset.fields.group is not None:
@@ -126,7 +133,7 @@ class _Part:
             group = _digest(value[dataset.fields.group])[:8]
         messages, tools, literals = self._tokenizer.escaper.escape(conversation.messages, conversation.tools)
         found = samples(self._tokenizer.template, Conversation(messages, tools), self._job.train_on, literals)
-        return _Row(file, number, digest, group, found)
+        return _Row(file, number, digest, group, len(empty), found)
 
     def _encode(self, rows: list[_Row], name: str, spool: SpoolWriter, rejects: RejectWriter) -> None:
         encoded = self._tokenizer.encode([sample for row in rows for sample in row.samples])
@@ -143,11 +150,12 @@ class _Part:
                     self._reject(rejects, name, row.number, "no_trained_token", "no token would carry loss")
             seq_row = (np.cumsum(used, dtype=np.int32) - 1)[seq_row].astype(np.int32)
             rows = [row for row, is_used in zip(rows, used, strict=True) if is_used]
-        self._count(encoded.lengths, int(trained.sum()), len(rows))
+        self._count(encoded.lengths, int(trained.sum()), rows)
         spool.append(encoded.tokens, loss_mask, encoded.lengths, seq_row, _row_table(rows))
 
-    def _count(self, lengths: NDArray[np.int64], trained: int, rows: int) -> None:
-        self._used += rows
+    def _count(self, lengths: NDArray[np.int64], trained: int, rows: list[_Row]) -> None:
+        self._used += len(rows)
+        self._empty_answers += sum(row.empty_answers for row in rows)
         self._sequences += len(lengths)
         self._tokens += int(lengths.sum())
         self._trained += trained
@@ -171,6 +179,7 @@ class _Part:
             "tokens": self._tokens,
             "trained_tokens": self._trained,
             "longest_sequence": self._longest,
+            "empty_answers": self._empty_answers,
             "lengths_up_to_power_of_2": {str(k): n for k, n in sorted(self._lengths.items())},
             "source_files": list(self._files),
             "vocabulary_size": self._tokenizer.vocabulary_size,

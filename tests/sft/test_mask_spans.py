@@ -141,8 +141,6 @@ CHAT = [user("q1"), answer("a1"), answer("a2"), user("q2"), answer("a3")]
         ({1: {"train": "false"}}, "assistant", ["a2", "a3"]),
         ({1: {"weight": 0}, 2: {"weight": 1}}, "assistant", ["a2", "a3"]),
         ({1: {"weight": 0.0}}, "assistant", ["a2", "a3"]),
-        ({1: {"weight": "false"}}, "assistant", ["a2", "a3"]),
-        ({1: {"weight": 0.5}}, "assistant", ["a1", "a2", "a3"]),
         # Either is enough to leave a message out.
         ({1: {"weight": 0, "train": True}}, "assistant", ["a2", "a3"]),
         ({1: {"weight": 1, "train": False}}, "assistant", ["a2", "a3"]),

@@ -21,13 +21,12 @@ from schemas.sft import TrainOn
 from tasks.run.rejects import RowRejected
 from tasks.sft.chat.dialects import Conversation
 from tasks.sft.chat.escape import literal_index
+from tasks.sft.chat.flags import without_flags
 from tasks.sft.chat.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTemplate, Message
 
 _MARKS = re.compile(f"([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 _PRIVATE = re.compile("([\U00100000-\U0010fffb])")
 _PROBE = "gristmillprobe"
-# Also 0 and 0.0, which equal False.
-_FALSE = (False, "false")
 
 
 class Piece(NamedTuple):
@@ -60,9 +59,10 @@ def samples(
         literals: what the stand-ins in the messages stand for.
 
     Raises:
-        RowRejected: `template_error`, `mask_unresolved`, or `no_trained_token` if there is nothing to train.
+        RowRejected: `bad_train`, `bad_weight`, `template_error`, `mask_unresolved`, or `no_trained_token` if there
+            is nothing to train.
     """
-    messages, flags = _without_flags(conversation.messages)
+    messages, flags = without_flags(conversation.messages)
     wanted = _wanted(messages, flags, train_on)
     if train_on is not TrainOn.ALL and not any(wanted):
         raise RowRejected(
@@ -73,17 +73,6 @@ def samples(
     for text, spans in _trained_spans(render, wanted, flags, train_on):
         found.append(list(_pieces(text, spans, literals)))
     return found
-
-
-def _without_flags(messages: list[Message]) -> tuple[list[Message], list[bool]]:
-    """Remove the `train` and `weight` keys, and return whether each message may be trained."""
-    if not any("train" in message or "weight" in message for message in messages):
-        return messages, [True] * len(messages)
-    flags = [
-        message.get("train") not in _FALSE and message.get("weight") not in _FALSE for message in messages
-    ]
-    plain = [{k: v for k, v in message.items() if k not in ("train", "weight")} for message in messages]
-    return plain, flags
 
 
 def _wanted(messages: list[Message], flags: list[bool], train_on: TrainOn) -> list[bool]:

@@ -38,7 +38,7 @@ STEP_BUDGET = 2_000_000
 _MAX_REPEATED = 10_000_000
 _BUDGET = "_gristmill_budget"
 # transformers fills the first from the others, because templates read different ones.
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 # In `message.items`, the method takes precedence over a key of that name.
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -248,9 +248,9 @@ def _refuse_reserved(source: str) -> None:
 
 
 def _with_reasoning(message: Message) -> Message:
-    if message.keys().isdisjoint(_REASONING_FIELDS):
+    if message.keys().isdisjoint(REASONING_FIELDS):
         return message
-    reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key) is not None), None)
+    reasoning = next((message[key] for key in REASONING_FIELDS if message.get(key) is not None), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
