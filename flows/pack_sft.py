@@ -19,7 +19,8 @@ from tasks.runtime.story import tell
 from tasks.sft import steps
 from tasks.sft.identity import DOMAIN, PackIdentity, identify
 from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
-from tasks.sft.publish import PackedRun, PackedSplit, contents, packed_splits
+from tasks.sft.packed import PackedRun, PackedSplit, packed_splits
+from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
 from tasks.sft.stages import plan_jobs, tokenize_jobs, write_jobs
 from tasks.sft.validate import ValidateJob

@@ -141,5 +141,6 @@ class RunManifest(Record):
     ledger: RowLedger
     statistics: dict[str, Any]
     stages: dict[str, str]
+    warnings: tuple[str, ...] = ()
     versions: dict[str, str]
     environment: dict[str, Any]

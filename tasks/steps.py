@@ -76,6 +76,8 @@ def finish(
     Raises:
         IntegrityError: `drift`; nothing is published.
     """
+    for warning in contents.warnings:
+        log.warning("%s", warning)
     publication = publication_of(domain, config, identity, contents)
     drift = _drift(publication, config.alarms)
     page = once(report, ReportJob(publication, flow_report, reuse, drift))

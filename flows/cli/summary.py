@@ -32,8 +32,8 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as JSON."""
         manifest, ledger = self.manifest, self.manifest.ledger
-        # Whole numbers only: statistics by split or bucket stay in the manifest.
-        totals = {name: value for name, value in manifest.statistics.items() if isinstance(value, int)}
+        # Lists stay in the manifest: a sample may have thousands of buckets.
+        totals = {name: value for name, value in manifest.statistics.items() if not isinstance(value, list)}
         return {
             "flow": manifest.flow,
             "run_hash": manifest.run_hash,
@@ -50,6 +50,7 @@ class Summary:
                 "rejected": ledger.rejected,
                 **totals,
             },
+            "warnings": manifest.warnings,
             "outputs": [record.model_dump() for record in manifest.outputs],
         }
 
@@ -69,6 +70,11 @@ class Summary:
                     f"{counts['pack_size']:,}, {counts['packing_efficiency']:.2f}% full, "
                     f"{counts['tokens']:,} tokens, {counts['trained_tokens']:,} trained"
                 )
+                if len(datasets) > 1:
+                    out.append(
+                        f"  {'':<10} weight {counts['weight']:g} asks for {counts['weight_share']:.1%} of tokens; "
+                        f"it has {counts['share']:.1%}; {counts['epochs']:.2f} epochs in a blend as long as the split"
+                    )
         for bucket in self.manifest.statistics.get("buckets", []):
             out.append(
                 f"  {bucket['source']}/{bucket['bucket']}: {bucket['sampled']:,} of {bucket['requested']:,}, "
@@ -84,6 +90,7 @@ class Summary:
                 f"  {split:<10} {counts['measurements']:,} measurements of {counts['probes']:,} probes in "
                 f"{counts['records']:,} records, {counts['failed_share']:.1%} failed, {counts['ipv6_share']:.1%} IPv6"
             )
+        out += [f"  warning    {warning}" for warning in self.manifest.warnings]
         out.append(f"  run        {self.run_dir}")
         if self.report is not None:
             out.append(f"  report     {self.report}")

@@ -81,6 +81,7 @@ def compose(job: ReportJob) -> Report:
         for measure in (job.drift.measures if job.drift is not None else ())
         if measure.exceeded
     ]
+    remarks += publication.warnings
 
     def tried(what: str, make: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
         try:

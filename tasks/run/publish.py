@@ -39,6 +39,7 @@ class Publication:
         stages: name to key of each stage, for lineage.
         config: the resolved configuration as JSON.
         inputs: fingerprints of every input file; `seen`: their file status at the time they were hashed.
+        warnings: what the user must know of the data, each a sentence.
         report: the page about this run, or nothing. It lists what this execution ran and reused, so it is not an
             output: the manifest does not record it, and two runs of one configuration may differ in it.
     """
@@ -56,6 +57,7 @@ class Publication:
     seen: Mapping[str, list[int]]
     symlinks: dict[str, str] = field(default_factory=dict)
     documents: Mapping[str, bytes] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     report: bytes | None = None
 
 
@@ -64,7 +66,7 @@ class Contents:
     """What a domain publishes.
 
     Attributes:
-        links, symlinks, documents: see `Publication`.
+        links, symlinks, documents, warnings: see `Publication`.
         ledger, statistics: of the whole run.
         stages: `{step}/{what}/{part:06d}` to stage key, for lineage; `what` and `part` may be missing.
     """
@@ -75,6 +77,7 @@ class Contents:
     stages: dict[str, str]
     symlinks: dict[str, str] = field(default_factory=dict)
     documents: Mapping[str, bytes] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 def publication_of(domain: Domain, config: Any, identity: Identity[Any], contents: Contents) -> Publication:
@@ -90,6 +93,7 @@ def publication_of(domain: Domain, config: Any, identity: Identity[Any], content
         ledger=contents.ledger,
         statistics=contents.statistics,
         stages=contents.stages,
+        warnings=contents.warnings,
         config=config.model_dump_json(indent=2),
         inputs=identity.records(),
         seen=identity.seen,
@@ -129,6 +133,7 @@ def publish_run(publication: Publication) -> RunManifest:
             ledger=publication.ledger,
             statistics=publication.statistics,
             stages=publication.stages,
+            warnings=publication.warnings,
             versions=versions(),
             environment=environment(),
         )

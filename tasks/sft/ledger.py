@@ -9,7 +9,7 @@ from schemas.errors import IntegrityError
 from schemas.run import Receipt, RowLedger
 from schemas.sft import PackSftConfig
 from tasks.run.limits import check_reject_limit, check_rows, total_ledger
-from tasks.sft.publish import PackedSplit
+from tasks.sft.packed import PackedSplit
 from tasks.sft.stages import SplitPlan
 
 

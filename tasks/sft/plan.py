@@ -35,6 +35,8 @@ from tasks.sft.splits import in_split
 from tasks.sft.spool import Spool, open_spools
 from tasks.storage.arrays import write_array
 
+# What the overflow rule did to sequences longer than the pack size; `tokens_cut` are in no bin.
+OVERFLOW_COUNTS = ("tokens_cut", "sequences_truncated", "sequences_split", "sequences_dropped")
 _ARRAYS = ("item_spool", "item_start", "item_length", "bin_offsets", "bin_items", "shard_bins")
 
 
@@ -147,7 +149,7 @@ def _select(
         np.concatenate([items.start for items in chosen]),
         np.concatenate([items.length for items in chosen]),
     )
-    return merged, ledger, {f"sequences_{key}": overflow[key] for key in ("truncated", "dropped", "split")}
+    return merged, ledger, {name: overflow[name] for name in OVERFLOW_COUNTS}
 
 
 def _fit(
@@ -167,9 +169,14 @@ def _fit(
             start, length, row, cut = _cut(start, length, row, over, longest, config.overflow)
             good = ~cut
             good[cut] = _has_trained(spool, start[cut], length[cut])
-            overflow["truncated" if config.overflow is Overflow.TRUNCATE else "split"] += int(over.sum())
-        overflow["dropped"] += int((~good).sum())
+            how = "truncated" if config.overflow is Overflow.TRUNCATE else "split"
+            overflow[f"sequences_{how}"] += int(over.sum())
+        overflow["sequences_dropped"] += int((~good).sum())
+        before = int((spool.offsets[sequences + 1] - spool.offsets[sequences]).sum())
         start, length, row = start[good], length[good], row[good]
+        # Sequences abut in the spool; only chunks of one sequence overlap, by a token that was not cut.
+        shared = int((start[1:] < start[:-1] + length[:-1]).sum())
+        overflow["tokens_cut"] += before - (int(length.sum()) - shared)
     return {"spool": np.full(len(start), index, np.int32), "start": start, "length": length, "row": row}
 
 

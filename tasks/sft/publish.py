@@ -3,69 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from schemas.run import FileRecord, Receipt, RowLedger
-from schemas.sft import BLEND, SPLITS, PackSftConfig
+from schemas.run import FileRecord
+from schemas.sft import BLEND, SPLITS
 from tasks.run.publish import Contents, json_document, part_stages
 from tasks.run.rejects import numbered, reject_links
-from tasks.sft.stages import SplitPlan
-
-_METADATA_KEYS = (
-    "max_samples_per_bin",
-    "dataset_max_seqlen",
-    "min_packed_seqlen",
-    "packing_factor",
-    "packing_efficiency",
-    "pack_size",
-)
-
-
-@dataclass(frozen=True)
-class PackedSplit:
-    """The packed part of one data set in one split.
-
-    Attributes:
-        dataset: name of the data set; `weight` is its weight in the blend, `pack_hash` names its folder.
-        split: `train`, `valid` or `test`.
-        plan: the plan's receipt; `shards` are the write receipts, in shard order.
-    """
-
-    dataset: str
-    weight: float
-    pack_hash: str
-    split: str
-    plan: Receipt
-    shards: tuple[Receipt, ...]
-
-    @property
-    def folder(self) -> str:
-        return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
-
-    def files(self) -> dict[str, list[FileRecord]]:
-        """Group the files by shard path, relative to the output directory, in shard order."""
-        found: dict[str, list[FileRecord]] = {}
-        for receipt in self.shards:
-            for record in receipt.files:
-                # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
-                found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
-        return found
-
-
-def packed_splits(
-    plans: Sequence[SplitPlan], planned: Sequence[Receipt], written: Sequence[Sequence[Receipt]]
-) -> tuple[PackedSplit, ...]:
-    """Join plans and written shards for publishing; plans without bins are left out."""
-    return tuple(
-        PackedSplit(
-            plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, receipt, tuple(shards)
-        )
-        for plan, receipt, shards in zip(plans, planned, written, strict=True)
-        if receipt.statistics["bins"]
-    )
+from tasks.sft.packed import METADATA_KEYS, PackedRun, PackedSplit, run_statistics, warnings
 
 
 class _View(NamedTuple):
@@ -100,30 +46,11 @@ def _view(packed: Sequence[PackedSplit]) -> _View:
             blend.setdefault(entry.split, []).extend(
                 [f"{share:.12g}", str(PurePosixPath(path).with_suffix(""))]
             )
-        metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in _METADATA_KEYS})
+        metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in METADATA_KEYS})
     view.documents[BLEND] = json_document(blend)
     for split, entries in metadata.items():
         view.documents[f"pack_metadata/{split}.json"] = json_document(entries)
     return view
-
-
-@dataclass(frozen=True)
-class PackedRun:
-    """A validated run.
-
-    Attributes:
-        spools: the tokenize receipts of every data set, by name.
-        plans, planned: one plan for each split and data set, and its receipt.
-        packed: every data set and split with at least one bin.
-        ledger: of the whole run.
-    """
-
-    config: PackSftConfig
-    spools: Mapping[str, Sequence[Receipt]]
-    plans: Sequence[SplitPlan]
-    planned: Sequence[Receipt]
-    packed: tuple[PackedSplit, ...]
-    ledger: RowLedger
 
 
 def contents(run: PackedRun) -> Contents:
@@ -134,8 +61,9 @@ def contents(run: PackedRun) -> Contents:
         symlinks=view.symlinks,
         documents=view.documents,
         ledger=run.ledger,
-        statistics=run_statistics(run.packed),
+        statistics=run_statistics(run),
         stages=_lineage(run),
+        warnings=warnings(run),
     )
 
 
@@ -161,22 +89,3 @@ def _lineage(run: PackedRun) -> dict[str, str]:
         for shard in written.get((plan.dataset.name, plan.split), ())[:1]:
             stages[f"write/{name}"] = shard.stage
     return stages
-
-
-def run_statistics(packed: Sequence[PackedSplit]) -> dict[str, Any]:
-    """Compute totals of the run, and statistics of each data set in each split."""
-    splits: dict[str, dict[str, Any]] = {}
-    totals = {"bins": 0, "sequences": 0, "tokens": 0, "trained_tokens": 0, "padding_tokens": 0}
-    for entry in packed:
-        plan = entry.plan.statistics
-        counts = {
-            name: int(plan[name]) for name in ("bins", "sequences", "tokens", "padding_tokens", "shards")
-        }
-        counts["trained_tokens"] = sum(int(shard.statistics["trained_tokens"]) for shard in entry.shards)
-        totals = {name: totals[name] + counts[name] for name in totals}
-        splits.setdefault(entry.split, {})[entry.dataset] = {
-            **counts,
-            **{name: plan[name] for name in _METADATA_KEYS},
-            **{name: plan[name] for name in plan if name.startswith("sequences_")},
-        }
-    return {**totals, "splits": splits}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from tasks.report.numbers import count, counted, share, some_of
 from tasks.run.drift import fill_share
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan
-from tasks.sft.plan import padded_length
-from tasks.sft.publish import PackedRun, run_statistics
+from tasks.sft.packed import PackedRun, run_statistics
+from tasks.sft.plan import OVERFLOW_COUNTS, padded_length
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, passages
@@ -27,6 +28,22 @@ from tasks.sft.view import Decode, load_decoder, passages
 _SAMPLED_BINS = 3
 _SHOWN_SEQUENCES = 3
 _SHOWN_TOKENS = 400
+
+_SPLIT_COLUMNS = (
+    "sequences",
+    "bins",
+    "filled",
+    "tokens",
+    "trained",
+    "longest",
+    "cut or dropped",
+    "tokens cut",
+)
+_SHARE_COLUMNS = ("bins", "tokens", "weight", "asked", "real", "epochs")
+_SHARE_NOTE = (
+    "asked: the share of its weight, which readers of blend.json follow; real: its share of the tokens, which a "
+    "trainer that opens the split's folder sees; epochs: how often a blend as long as the split shows each bin."
+)
 
 # Sequences processed at a time: about 50 MB of temporary arrays.
 _BLOCK_ITEMS = 1 << 20
@@ -47,7 +64,7 @@ class PackReport:
 
     def facts(self) -> tuple[Fact, ...]:
         """Return the headline numbers."""
-        statistics = run_statistics(self.run.packed)
+        statistics = run_statistics(self.run)
         ledger = self.run.ledger
         tokens, trained = statistics["tokens"], statistics["trained_tokens"]
         return (
@@ -62,15 +79,23 @@ class PackReport:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the table of splits and data sets."""
-        columns = ("sequences", "bins", "filled", "tokens", "trained", "longest", "cut or dropped")
-        rows = [
-            (split, name, *_split_row(counts))
-            for split, datasets in run_statistics(self.run.packed)["splits"].items()
+        """Return the table of splits and data sets, and that of their shares."""
+        statistics = run_statistics(self.run)
+        counted = [
+            (split, name, counts)
+            for split, datasets in statistics["splits"].items()
             for name, counts in datasets.items()
         ]
-        head = (Column("split"), Column("data set"), *(Column(name, True) for name in columns))
-        return (Table("Splits", head, tuple(rows)),)
+
+        def table(
+            title: str, columns: tuple[str, ...], row: Callable[[dict[str, Any]], tuple[str, ...]]
+        ) -> Table:
+            head = (Column("split"), Column("data set"), *(Column(name, True) for name in columns))
+            return Table(title, head, tuple((split, name, *row(counts)) for split, name, counts in counted))
+
+        splits = table("Splits", _SPLIT_COLUMNS, _split_row)
+        shares = table("Shares of the data sets", _SHARE_COLUMNS, _share_row)
+        return (splits, replace(shares, note=_SHARE_NOTE)) if len(self.run.config.datasets) > 1 else (splits,)
 
     def charts(self) -> tuple[Chart, ...]:
         """Draw sequence lengths and the fill of the bins."""
@@ -130,7 +155,7 @@ def _sample(title: str, one: RawBins, decode: Decode) -> Sample:
 
 
 def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:
-    lost = sum(counts.get(f"sequences_{how}", 0) for how in ("truncated", "dropped", "split"))
+    lost = sum(counts[name] for name in OVERFLOW_COUNTS if name != "tokens_cut")
     return (
         count(counts["sequences"]),
         count(counts["bins"]),
@@ -139,6 +164,18 @@ def _split_row(counts: dict[str, Any]) -> tuple[str, ...]:
         share(counts["trained_tokens"], counts["tokens"]),
         count(counts["dataset_max_seqlen"]),
         count(lost),
+        count(counts["tokens_cut"]),
+    )
+
+
+def _share_row(counts: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        count(counts["bins"]),
+        count(counts["tokens"]),
+        f"{counts['weight']:g}",
+        share(counts["weight_share"], 1),
+        share(counts["share"], 1),
+        f"{counts['epochs']:.2f}",
     )
 
 

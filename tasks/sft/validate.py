@@ -12,7 +12,7 @@ from schemas.run import RunManifest
 from schemas.sft import BLEND
 from schemas.verdict import Fault, Verdict
 from tasks.run.layout import MANIFEST
-from tasks.sft.publish import PackedSplit
+from tasks.sft.packed import PackedSplit
 from tasks.sft.shards.find import shard_format, shard_of
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES

@@ -73,7 +73,7 @@ def test_histograms_count_what_is_in_the_shards(
     report = reported(config, monkeypatch)
 
     lengths, costs = shards(config)
-    assert report.remarks == ()
+    assert not any("could not be made" in remark for remark in report.remarks)
     assert counts(report.charts[0]) == even_classes(np.bincount(lengths))
     assert counts(report.charts[1]) == fill_classes(np.array(costs) / config.pack.size)
 
@@ -137,7 +137,7 @@ def test_every_format_is_reported_on_alike(
         for name in ("parquet", format_name)
     )
 
-    assert other.remarks == ()
+    assert other.remarks == parquet.remarks
     assert other.samples == parquet.samples != ()
     assert other.charts == parquet.charts
     assert other.facts == parquet.facts

@@ -1,0 +1,191 @@
+"""A packed run before it is published: its splits, its statistics, and what its user must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from schemas.run import FileRecord, Receipt, RowLedger
+from schemas.sft import PackSftConfig
+from tasks.report.numbers import counted
+from tasks.sft.plan import OVERFLOW_COUNTS
+from tasks.sft.stages import SplitPlan
+
+METADATA_KEYS = (
+    "max_samples_per_bin",
+    "dataset_max_seqlen",
+    "min_packed_seqlen",
+    "packing_factor",
+    "packing_efficiency",
+    "pack_size",
+)
+
+
+# A data set whose real share is closer to its weight's than this is taken as having it.
+_SHARE_TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class PackedSplit:
+    """The packed part of one data set in one split.
+
+    Attributes:
+        dataset: name of the data set; `weight` is its weight in the blend, `pack_hash` names its folder.
+        split: `train`, `valid` or `test`.
+        plan: the plan's receipt; `shards` are the write receipts, in shard order.
+    """
+
+    dataset: str
+    weight: float
+    pack_hash: str
+    split: str
+    plan: Receipt
+    shards: tuple[Receipt, ...]
+
+    @property
+    def folder(self) -> str:
+        return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
+
+    def files(self) -> dict[str, list[FileRecord]]:
+        """Group the files by shard path, relative to the output directory, in shard order."""
+        found: dict[str, list[FileRecord]] = {}
+        for receipt in self.shards:
+            for record in receipt.files:
+                # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
+                found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
+        return found
+
+
+def packed_splits(
+    plans: Sequence[SplitPlan], planned: Sequence[Receipt], written: Sequence[Sequence[Receipt]]
+) -> tuple[PackedSplit, ...]:
+    """Join plans and written shards for publishing; plans without bins are left out."""
+    return tuple(
+        PackedSplit(
+            plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, receipt, tuple(shards)
+        )
+        for plan, receipt, shards in zip(plans, planned, written, strict=True)
+        if receipt.statistics["bins"]
+    )
+
+
+@dataclass(frozen=True)
+class PackedRun:
+    """A validated run.
+
+    Attributes:
+        spools: the tokenize receipts of every data set, by name.
+        plans, planned: one plan for each split and data set, and its receipt.
+        packed: every data set and split with at least one bin.
+        ledger: of the whole run.
+    """
+
+    config: PackSftConfig
+    spools: Mapping[str, Sequence[Receipt]]
+    plans: Sequence[SplitPlan]
+    planned: Sequence[Receipt]
+    packed: tuple[PackedSplit, ...]
+    ledger: RowLedger
+
+
+def run_statistics(run: PackedRun) -> dict[str, Any]:
+    """Compute totals of the run, and statistics of each data set in each split.
+
+    Totals are counted over everything that was planned, so that what a data set lost in a split that has none of it
+    is counted as well.
+    """
+    totals = dict.fromkeys(("bins", "sequences", "tokens", "trained_tokens", "padding_tokens"), 0)
+    splits: dict[str, dict[str, Any]] = {}
+    for entry in run.packed:
+        plan = entry.plan.statistics
+        counts = {
+            name: int(plan[name]) for name in ("bins", "sequences", "tokens", "padding_tokens", "shards")
+        }
+        counts["trained_tokens"] = sum(int(shard.statistics["trained_tokens"]) for shard in entry.shards)
+        totals = {name: totals[name] + counts[name] for name in totals}
+        splits.setdefault(entry.split, {})[entry.dataset] = {
+            **counts,
+            **{name: plan[name] for name in METADATA_KEYS},
+            **{name: plan[name] for name in OVERFLOW_COUNTS},
+            "weight": entry.weight,
+        }
+    for datasets in splits.values():
+        _add_shares(datasets)
+    spools = [receipt for receipts in run.spools.values() for receipt in receipts]
+    return {
+        **totals,
+        **{name: sum(int(receipt.statistics[name]) for receipt in run.planned) for name in OVERFLOW_COUNTS},
+        "empty_answers": sum(int(receipt.statistics["empty_answers"]) for receipt in spools),
+        "missing": _missing(run),
+        "splits": splits,
+    }
+
+
+def _add_shares(datasets: dict[str, Any]) -> None:
+    """Add, for each data set of a split, its share of the tokens, the share its weight asks for, and epochs.
+
+    `epochs` says how often a blend that follows the weights shows each bin of the data set while it shows as many
+    bins as the split has.
+    """
+    tokens, weight, bins = (
+        sum(counts[name] for counts in datasets.values()) for name in ("tokens", "weight", "bins")
+    )
+    for counts in datasets.values():
+        counts["share"] = round(counts["tokens"] / tokens, 6)
+        counts["weight_share"] = round(counts["weight"] / weight, 6)
+        counts["epochs"] = round(counts["weight"] / weight * bins / counts["bins"], 4)
+
+
+def _missing(run: PackedRun) -> dict[str, list[str]]:
+    """Return, for each configured split, the data sets of which it has nothing."""
+    present = {(entry.split, entry.dataset) for entry in run.packed}
+    missing: dict[str, list[str]] = {}
+    for plan in run.plans:
+        if (plan.split, plan.dataset.name) not in present:
+            missing.setdefault(plan.split, []).append(plan.dataset.name)
+    return missing
+
+
+def warnings(run: PackedRun) -> tuple[str, ...]:
+    """Say what was lost or may surprise: each a sentence for the log, the summary and the report."""
+    return tuple(_warnings(run, run_statistics(run)))
+
+
+def _warnings(run: PackedRun, statistics: Mapping[str, Any]) -> Iterator[str]:
+    splits = statistics["splits"]
+    for split, names in statistics["missing"].items():
+        if split in splits:
+            yield f"the split {split} has nothing from the data set {', '.join(names)}: too few conversations"
+        else:
+            yield f"the split {split} is empty: it is not published, and blend.json does not name it"
+    cut, tokens = statistics["tokens_cut"], statistics["tokens"] - statistics["padding_tokens"]
+    if cut:
+        pack, share = run.config.pack, cut / (cut + tokens)
+        yield (
+            f"pack.overflow {pack.overflow} left out {counted(cut, 'token')} ({share:.2%}) of sequences longer "
+            f"than pack.size {pack.size}: {statistics['sequences_truncated']:,} truncated, "
+            f"{statistics['sequences_split']:,} split, {statistics['sequences_dropped']:,} dropped"
+        )
+    if empty := statistics["empty_answers"]:
+        yield f"{counted(empty, 'empty assistant turn')}; drop_empty: true rejects such conversations"
+    yield from _weights(splits.get("train", {}))
+
+
+def _weights(train: Mapping[str, Any]) -> Iterator[str]:
+    """Warn if weights were set that a trainer ignores if it opens the shards of a split rather than blend.json."""
+    if all(counts["weight"] == 1 for counts in train.values()):
+        return
+    off = {name: abs(counts["share"] - counts["weight_share"]) for name, counts in train.items()}
+    if max(off.values()) <= _SHARE_TOLERANCE:
+        return
+    # The data sets furthest off, in configuration order.
+    shown = set(sorted(off, key=lambda name: -off[name])[:4])
+    real = "/".join(f"{counts['share']:.0%}" for name, counts in train.items() if name in shown)
+    asked = "/".join(f"{counts['weight_share']:.0%}" for name, counts in train.items() if name in shown)
+    names = ", ".join(name for name in train if name in shown)
+    yield (
+        f"a trainer that opens splits/train sees {real} ({names}), the weights ask for {asked}; only a reader of "
+        "blend.json follows the weights"
+    )
