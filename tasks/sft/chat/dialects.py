@@ -26,6 +26,7 @@ import orjson
 
 from schemas.sft_fields import ROLES, Dialect, FieldMapping
 from tasks.run.rejects import RowRejected
+from tasks.sft.chat.layouts import describe_missing, listed_keys
 
 Row = dict[str, Any]
 Message = dict[str, Any]
@@ -96,7 +97,7 @@ def _auto(row: Row, fields: FieldMapping) -> list[Message]:
         return _prompt_completion(row, fields)
     if row.get(fields.instruction) is not None and row.get(fields.output) is not None:
         return _alpaca(row, fields)
-    return _missing(row, fields.messages)
+    _reject("missing_messages", describe_missing(row, fields))
 
 
 def _messages(row: Row, fields: FieldMapping) -> list[Message]:
@@ -205,7 +206,7 @@ def _message(raw: Message, role: str, role_key: str, content_key: str, where: st
     elif role != "assistant" or not raw.get("tool_calls"):
         if content_key in raw:
             _reject("null_content", f"{where}.{content_key} is null in a message of role {role!r}")
-        _reject("missing_content", f"{where} has no {content_key!r}; its keys: {_keys(raw)}")
+        _reject("missing_content", f"{where} has no {content_key!r}; its keys: {listed_keys(raw)}")
     if len(raw) > 2 or "content" not in message:
         own = (role_key, content_key, "role", "content")
         rest = {key: value for key, value in raw.items() if value is not None and key not in own}
@@ -307,7 +308,7 @@ def _reject(reason: str, detail: str) -> NoReturn:
 
 def _missing(row: Row, key: str) -> NoReturn:
     state = "is null" if key in row else "is missing"
-    _reject("missing_messages", f"{key!r} {state}; keys of the row: {_keys(row)}")
+    _reject("missing_messages", f"{key!r} {state}; keys of the row: {listed_keys(row)}")
 
 
 def _lone_surrogate(where: str, error: UnicodeEncodeError) -> NoReturn:
@@ -316,15 +317,10 @@ def _lone_surrogate(where: str, error: UnicodeEncodeError) -> NoReturn:
 
 def _unknown_role(raw: Message, role_key: str, where: str, roles: dict[str, str]) -> NoReturn:
     if role_key not in raw:
-        _reject("unknown_role", f"{where} has no {role_key!r}; its keys: {_keys(raw)}")
+        _reject("unknown_role", f"{where} has no {role_key!r}; its keys: {listed_keys(raw)}")
     _reject(
         "unknown_role", f"{where}.{role_key} is {ascii(raw[role_key])[:80]}; known roles: {', '.join(roles)}"
     )
-
-
-def _keys(value: dict[str, Any], limit: int = 20) -> str:
-    keys = [ascii(key)[1:-1][:40] for key in value]
-    return ", ".join(keys[:limit]) + (", …" if len(keys) > limit else "") if keys else "none"
 
 
 _KINDS = {
