@@ -22,7 +22,7 @@ from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
 from tasks.sft.packed import PackedRun, PackedSplit, packed_splits
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
-from tasks.sft.stages import plan_jobs, tokenize_jobs, write_jobs
+from tasks.sft.stages import plan_jobs, screen_jobs, tokenize_jobs, write_jobs
 from tasks.sft.validate import ValidateJob
 from tasks.steps import finish
 
@@ -44,7 +44,9 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
 def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """Run the steps in order: tokenize, plan, write, validate, report, publish."""
+    """Run the steps in order: screen, tokenize, plan, write, validate, report, publish."""
+    each(steps.screen, screen_jobs(config, identity))
+
     parts = tokenize_jobs(config, identity)
     receipts = iter(each(steps.tokenize, [job for jobs in parts.values() for job in jobs]))
     spools = {name: [next(receipts) for _ in jobs] for name, jobs in parts.items()}

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.alarms import PackAlarms, alarms_field
 from schemas.canonical import canonical_json
-from schemas.config import LARGEST, Config, by_content, few
+from schemas.config import LARGEST, Config, by_content, execution_only, few
 from schemas.fields import (
     GZIP_LEVELS,
     compression_level_field,
@@ -176,6 +176,13 @@ class TokenizerConfig(Config):
         True,
         title="Escape special tokens",
         description="Encode special tokens inside message content as plain text.",
+    )
+
+    check_template: bool = execution_only(
+        True,
+        title="Check the template",
+        description="Stop before tokenizing if the template drops the text of one of the first conversations or "
+        "trains nothing in it.",
     )
 
     @field_validator("template_kwargs")

@@ -109,7 +109,7 @@ _ENDS = ("", ",", ".", ":", "()", " = [1, 2]", "\n", "\n\n    ", "\t")
 _END_WEIGHTS = (80, 5, 5, 2, 2, 1, 3, 1, 1)
 
 
-def config_of(output_dir: Path, source: Path, tokenizer: Path, **changes: Any) -> PackSftConfig:
+def config_of(output_dir: Path, source: Path, tokenizer: Path, /, **changes: Any) -> PackSftConfig:
     """A small pack-sft configuration; `changes` replace top-level keys."""
     raw: dict[str, Any] = {
         "output_dir": str(output_dir),

@@ -55,7 +55,7 @@ class PackReport:
 
     run: PackedRun
     tokenizer_folder: str
-    steps: tuple[str, ...] = ("tokenize", "plan", "write")
+    steps: tuple[str, ...] = ("screen", "tokenize", "plan", "write")
 
     @property
     def subject(self) -> str:

@@ -17,6 +17,7 @@ from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
 from tasks.sft.plan import PlanJob
+from tasks.sft.screen import ScreenJob
 from tasks.sft.tokenize import TokenizeJob
 from tasks.sft.write import WriteJob
 
@@ -61,6 +62,33 @@ def _tokenize_dataset(
             seen=identity.seen_of(segment.path for segment in segments),
         )
         for segments in group(cut(entry.files, part_bytes), part_bytes)
+    ]
+
+
+def screen_jobs(config: PackSftConfig, identity: PackIdentity) -> list[ScreenJob]:
+    """Create the job that looks at the first rows of each data set."""
+    return [
+        ScreenJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
+                "screen",
+                dataset=entry.dataset.hash_fields(["dialect", "fields", "where"]),
+                tokenizer=tokenizer_fields(identity.tokenizer),
+                settings=config.tokenizer.hash_fields(),
+                train_on=config.train_on,
+                check_template=config.tokenizer.check_template,
+                files=entry.named_digests(),
+            ),
+            files=entry.files,
+            dataset=entry.dataset,
+            source=identity.tokenizer,
+            tokenizer=config.tokenizer,
+            train_on=config.train_on,
+            max_reject_fraction=config.max_reject_fraction,
+            label=entry.name,
+            seen=identity.seen_of(file.path for file in entry.files),
+        )
+        for entry in identity.sources
     ]
 
 

@@ -119,7 +119,7 @@ class _Part:
         if isinstance(value, RowFault):
             raise RowRejected(value.reason, value.detail)
         dataset = self._job.dataset
-        if dataset.where and not _matches(value, dataset.where):
+        if not matches(value, dataset.where):
             return None
         conversation = normalise(value, dataset.dialect, dataset.fields)
         empty = list(empty_answers(conversation.messages))
@@ -267,7 +267,12 @@ def _refuse_surrogates(value: Any) -> None:
             _refuse_surrogates(item)
 
 
-def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
+def matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
+    """Return whether each field of `where` has the value it names, or is a list that contains it.
+
+    >>> matches({"used_in": ["a", "b"]}, {"used_in": "b"}), matches({"n": 1}, {"n": True})
+    (True, False)
+    """
     for key, wanted in where.items():
         value = row.get(key)
         if not any(_same(item, wanted) for item in (value if isinstance(value, list) else [value])):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sft.shard_files import Row, foreign_memmap, foreign_npy, foreign_parquet, npy_of, random_rows
-from sft.test_writers import METADATA, bins_of
+from sft.test_writers import OURS, bins_of
 
 from flows.cli.main import main
 from schemas.sft import StorageConfig, StorageFormat
@@ -63,12 +63,12 @@ def test_files_of_ours_are_held_to_what_they_say_of_themselves(
 ) -> None:
     bad = {
         "mask_ends_with_0": ([5, 6], [0, 1], [0]),
-        "ids_in_vocabulary": ([5, 128_000], [1, 0], [0]),
+        "ids_in_vocabulary": ([5, 100], [1, 0], [0]),
         "fits_pack_size": ([5] * 4098, [0] * 4098, [0]),
     }
     rows = [GOOD, *bad.values()]
     shard = tmp_path / f"s{SUFFIXES[storage_format]}"
-    with open_writer(shard, StorageConfig(format=storage_format), METADATA, len(rows), 5000) as writer:
+    with open_writer(shard, StorageConfig(format=storage_format), OURS, len(rows), 5000) as writer:
         writer.write_block(bins_of(rows))
         writer.finalize()
     assert faults(shard) == [("error", f"{shard}:{row}", rule, 1) for row, rule in enumerate(bad, 1)]
@@ -79,7 +79,7 @@ def test_files_of_ours_are_held_to_what_they_say_of_themselves(
 
 
 def test_padding_that_is_not_0_is_an_error_of_ours_and_a_warning_of_others(tmp_path: Path) -> None:
-    for metadata, level in ((METADATA, "error"), (ShardMetadata(), "warning")):
+    for metadata, level in ((OURS, "error"), (ShardMetadata(), "warning")):
         shard = tmp_path / level
         with open_writer(shard, StorageConfig(format=StorageFormat.MEMMAP), metadata, 3, 8) as writer:
             writer.write_block(bins_of([GOOD] * 3))

@@ -97,7 +97,7 @@ def _auto(row: Row, fields: FieldMapping) -> list[Message]:
         return _prompt_completion(row, fields)
     if row.get(fields.instruction) is not None and row.get(fields.output) is not None:
         return _alpaca(row, fields)
-    _reject("missing_messages", describe_missing(row, fields))
+    raise RowRejected("missing_messages", describe_missing(row, fields))
 
 
 def _messages(row: Row, fields: FieldMapping) -> list[Message]:

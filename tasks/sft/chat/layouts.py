@@ -34,7 +34,7 @@ def describe_missing(row: Mapping[str, Any], fields: FieldMapping) -> str:
             )
     similar = next((key for key, value in row.items() if _is_messages(value)), None)
     if similar is not None:
-        remedy = f"if {ascii(similar)} is the list of messages, set fields.messages"
+        remedy = f"if {similar!a} is the list of messages, set fields.messages"
     else:
         pairs = ", or ".join(
             " and ".join(repr(getattr(fields, field)) for field in pair) for _, *pair in _PAIRS

@@ -63,7 +63,7 @@ def samples(
             is nothing to train.
     """
     messages, flags = without_flags(conversation.messages)
-    wanted = _wanted(messages, flags, train_on)
+    wanted = wanted_messages(messages, flags, train_on)
     if train_on is not TrainOn.ALL and not any(wanted):
         raise RowRejected(
             "no_trained_token", "every assistant message is excluded by train: false or weight: 0"
@@ -75,7 +75,7 @@ def samples(
     return found
 
 
-def _wanted(messages: list[Message], flags: list[bool], train_on: TrainOn) -> list[bool]:
+def wanted_messages(messages: list[Message], flags: list[bool], train_on: TrainOn) -> list[bool]:
     """Mark the assistant messages whose text is trained."""
     wanted = [message["role"] == "assistant" and flag for message, flag in zip(messages, flags, strict=True)]
     if train_on is TrainOn.LAST_TURN:

@@ -19,7 +19,7 @@ import re
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -161,6 +161,10 @@ class ChatTemplate:
 
     Raises:
         ConfigError: the source does not compile.
+
+    Attributes:
+        mentions_messages: whether it reads `messages` at all.
+        marks_generation: whether it has generation blocks; `one_block_a_message`: exactly one for each answer.
     """
 
     def __init__(self, source: str, variables: dict[str, Any], date: datetime.date | None = None) -> None:
@@ -181,6 +185,7 @@ class ChatTemplate:
                 code="bad_template",
                 where="tokenizer.chat_template",
             ) from error
+        self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
         self.marks_generation = _generation_blocks(tree) > 0
         # One block, in the loop over the messages alone: a loop inside it or a macro could print more.
         inner = (*(loop for outer in tree.find_all(nodes.For) for loop in outer.find_all(nodes.For)),
