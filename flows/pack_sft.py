@@ -45,7 +45,7 @@ def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
     """Run the steps in order: screen, tokenize, plan, write, validate, report, publish."""
-    each(steps.screen, screen_jobs(config, identity))
+    screened = each(steps.screen, screen_jobs(config, identity))
 
     parts = tokenize_jobs(config, identity)
     receipts = iter(each(steps.tokenize, [job for jobs in parts.values() for job in jobs]))
@@ -67,7 +67,7 @@ def mill(
     _log_packed(packed)
 
     once(steps.validate, ValidateJob(config.output_dir, packed, config.workers))
-    run = PackedRun(config, spools, plans, planned, packed, ledger)
+    run = PackedRun(config, screened, spools, plans, planned, packed, ledger)
     report = PackReport(run, identity.tokenizer.folder)
     return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 

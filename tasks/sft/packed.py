@@ -76,6 +76,7 @@ class PackedRun:
     """A validated run.
 
     Attributes:
+        screened: the receipt of each data set's first rows, in configuration order.
         spools: the tokenize receipts of every data set, by name.
         plans, planned: one plan for each split and data set, and its receipt.
         packed: every data set and split with at least one bin.
@@ -83,6 +84,7 @@ class PackedRun:
     """
 
     config: PackSftConfig
+    screened: Sequence[Receipt]
     spools: Mapping[str, Sequence[Receipt]]
     plans: Sequence[SplitPlan]
     planned: Sequence[Receipt]

@@ -79,7 +79,8 @@ def _reject_links(run: PackedRun) -> dict[str, FileRecord]:
 
 
 def _lineage(run: PackedRun) -> dict[str, str]:
-    stages: dict[str, str] = {}
+    named = zip(run.config.datasets, run.screened, strict=True)
+    stages = {f"screen/{dataset.name}": receipt.stage for dataset, receipt in named}
     for name, receipts in run.spools.items():
         stages |= part_stages("tokenize", receipts, name)
     written = {(entry.dataset, entry.split): entry.shards for entry in run.packed}

@@ -134,7 +134,9 @@ def test_workers_runners_listing_order_and_hash_seed_change_no_byte(
 
 def test_the_report_says_what_was_made(finished: Finished, reference: RunManifest) -> None:
     report = finished.report
-    assert set(report) == {"flow", "run_hash", "run_dir", "report", "cached", "seconds", "stats", "outputs"}
+    assert set(report) == {
+        "flow", "run_hash", "run_dir", "report", "cached", "seconds", "stats", "warnings", "outputs",
+    }  # fmt: skip
     assert Path(report["report"]) == finished.folder / "report.html" and Path(report["report"]).is_file()
     assert report["flow"] == "pack-sft" and report["cached"] is False and report["seconds"] > 0
     assert Path(report["run_dir"]) == finished.folder
@@ -195,7 +197,7 @@ def test_a_failure_inside_the_flow_is_one_message(
     assert set(error) == {"code", "message", "where"}
     assert (error["code"], error["where"]) == (code, where)
     # Where the run can be followed, and the stages that ended well before the one that failed.
-    fine = ("follow it at http://", "tokenize: ")
+    fine = ("follow it at http://", "screen: ", "tokenize: ")
     said = [line for line in done.stderr.splitlines() if not line.startswith(fine)]
     assert said == [f"gristmill: [{code}] {where}: {error['message']}"]
     assert not (tmp_path / "out" / "latest").exists()
@@ -206,7 +208,7 @@ def test_debug_shows_the_traceback(small_tokenizer: Path, tmp_path: Path) -> Non
     raw = raw_config(tmp_path / "out", "", small_tokenizer, datasets=datasets)
     done = run_cli("pack-sft", save_config(tmp_path / "c.json", raw), "--debug")
     assert done.returncode == 1
-    assert "Traceback" in done.stderr and "in tokenize_part" in done.stderr
+    assert "Traceback" in done.stderr and "in screen_dataset" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("gristmill: [truncated_input]")
 
 
