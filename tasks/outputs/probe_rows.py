@@ -89,10 +89,12 @@ def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
 
 
 def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the items in order, each with the bytes of its measurements."""
+    """Yield the items in order, each with the bytes of its measurements, which are those of its record."""
+    stored = measurements_schema().names
     for start in range(first, end, _BATCH):
         for item in source.__getitems__(range(start, min(start + _BATCH, end))):
-            yield item, item["measurements"].nbytes
+            batch = item["measurements"].select(stored)
+            yield item | {"measurements": batch}, batch.nbytes
 
 
 def _class(value: int) -> int:

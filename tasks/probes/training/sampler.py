@@ -52,6 +52,7 @@ _MICROSECONDS = 1_000_000
 _ROW_KEY, _GROUP_KEY, ORDER_KEY = 0, 1, 2
 # Rows longer than this are thinned to their drawn measurements before rows are joined; shorter ones do not gain.
 _SHORT_ROW = 1_024
+_DRAWN_COLUMNS = ["event_time", "dst_addr", "rtt"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,7 +294,7 @@ def _columns(
 ) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
     """Read the times, destinations and round trips of the drawn measurements."""
     positions = positions.copy()
-    batches = [row["measurements"] for row in rows]
+    batches = [row["measurements"].select(_DRAWN_COLUMNS) for row in rows]
     sizes = np.array([batch.num_rows for batch in batches])
     for number in np.flatnonzero(sizes > _SHORT_ROW).tolist():
         low, high = np.searchsorted(row_of, [number, number + 1]).tolist()
