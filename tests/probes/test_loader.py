@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -473,20 +472,3 @@ class TestDataset:
         monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
         with pytest.raises(MissingExtraError, match="'array_record'"):
             len(ProbeRowDataSource(folder))
-
-
-def test_multiprocess_prefetch(folder: Path) -> None:
-    """Two worker processes give every context once, resume, and give the same again."""
-    import grain
-
-    dataset = build(folder, drop_remainder=False).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
-    cloudpickle.dumps(dataset)
-    iterator = iter(dataset)
-    batches, states = [], []
-    for batch in iterator:
-        batches.append({name: np.array(values) for name, values in batch.items()})
-        states.append(iterator.get_state())
-    assert sources(batches) == expected_sources()
-    iterator.set_state(states[4])
-    assert_equal(next(iterator), batches[5])
-    iterator.close()
