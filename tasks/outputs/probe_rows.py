@@ -16,7 +16,8 @@ from schemas.probes import measurements_schema
 from schemas.report import Chart, Column, Fact, Series, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.probes.training.crops import Contexts, Crops
-from tasks.probes.training.sampler import MODES, ProbeRowSampler
+from tasks.probes.training.draws import MODES
+from tasks.probes.training.sampler import ProbeRowSampler
 from tasks.probes.training.source import ProbeRowDataSource
 from tasks.probes.training.tokens import decode
 from tasks.report.histogram import power_classes

@@ -28,7 +28,7 @@ class Contexts:
     Attributes:
         tokens: int32[total].
         offsets: int64[contexts + 1].
-        modes: int8[contexts], indices into `tasks.probes.training.sampler.MODES`.
+        modes: int8[contexts], indices into `tasks.probes.training.draws.MODES`.
     """
 
     tokens: NDArray[np.int32]
@@ -107,6 +107,11 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
 def with_targets(inputs: Crops) -> Crops:
     """Add `targets…` to `inputs…`: the same arrays."""
     return inputs | {f"targets{name.removeprefix('inputs')}": values for name, values in inputs.items()}
+
+
+def split_crops(crops: Crops) -> list[Crops]:
+    """Return single crops, int32[crop_size] by name, of int32[num_crops, crop_size]."""
+    return [{name: values[i] for name, values in crops.items()} for i in range(len(crops["inputs"]))]
 
 
 def shift_targets(crops: Crops) -> Crops:

@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from schemas.errors import ConfigError
-from tasks.probes.training.crops import Crops, with_targets
+from tasks.probes.training.crops import Crops, split_crops, with_targets
 from tasks.probes.training.source import extra_module
 
 
@@ -20,8 +20,7 @@ class _Split:
     """Split the crops of a group into single crops."""
 
     def flat_map(self, crops: Crops) -> list[Crops]:
-        crops = with_targets(crops)
-        return [{name: values[i] for name, values in crops.items()} for i in range(len(crops["inputs"]))]
+        return split_crops(with_targets(crops))
 
 
 def crop_dataset(groups: Any, batch_size: int | None, drop_remainder: bool) -> Any:
