@@ -82,9 +82,9 @@ def encode_address(text: str, head: int) -> list[int]:
 def encode_rtt(rtt_ms: float) -> list[int]:
     if rtt_ms < 0:
         return [10]
-    microseconds = max(1.0, rtt_ms * 1000)
-    exponent = min(31, math.floor(math.log2(microseconds)))
-    code = exponent << 11 | min(2047, int((microseconds / 2**exponent - 1) * 2048))
+    microseconds = max(1.0, rtt_ms * 1000 * (1 + 2**-23))
+    exponent = max(0, math.frexp(microseconds)[1] - 11)
+    code = exponent << 11 | int(microseconds / 2**exponent)
     return [8, *(11 + byte for byte in code.to_bytes(2, "big"))]
 
 

@@ -16,7 +16,8 @@ from schemas.probes import measurements_schema
 from schemas.report import Chart, Column, Fact, Series, Table
 from tasks.outputs.found import Outputs, Tables
 from tasks.probes.training.crops import Contexts, Crops
-from tasks.probes.training.sampler import MODES, ProbeRowSampler
+from tasks.probes.training.draws import MODES
+from tasks.probes.training.sampler import ProbeRowSampler
 from tasks.probes.training.source import ProbeRowDataSource
 from tasks.probes.training.tokens import decode
 from tasks.report.histogram import power_classes
@@ -89,10 +90,12 @@ def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
 
 
 def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the items in order, each with the bytes of its measurements."""
+    """Yield the items in order, each with the bytes of its measurements, which are those of its record."""
+    stored = measurements_schema().names
     for start in range(first, end, _BATCH):
         for item in source.__getitems__(range(start, min(start + _BATCH, end))):
-            yield item, item["measurements"].nbytes
+            batch = item["measurements"].select(stored)
+            yield item | {"measurements": batch}, batch.nbytes
 
 
 def _class(value: int) -> int:

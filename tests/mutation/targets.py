@@ -22,7 +22,12 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/corpus/selection/cutoff.py": ("tests/corpus/test_cutoff.py", "tests/corpus/test_selection.py"),
         "tasks/corpus/selection/md5.py": ("tests/corpus/test_md5.py",),
     },
-    "tokens": {"tasks/probes/training/tokens.py": ("tests/probes/test_tokens.py",)},
+    "tokens": {
+        "tasks/probes/training/tokens.py": (
+            "tests/probes/test_tokens.py",
+            "tests/probes/test_token_format.py",
+        )
+    },
     "receipts": {"tasks/run/receipts.py": ("tests/run/test_receipts.py",)},
     "publish": {"tasks/run/publish.py": ("tests/run/test_publish.py",)},
     "locks": {

@@ -10,14 +10,15 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
 from manifests import publish_by_hand
+from plain_tokens import encode_context, read_context
 from records import measurements, random_rows, record, stream, write_records, write_shards
 
 from schemas.errors import ConfigError, InputError, MissingExtraError
@@ -77,6 +78,12 @@ def expected_sources(epochs: int = 1) -> Counter[str]:
     )
 
 
+def as_stored(item: dict[str, Any]) -> pa.RecordBatch:
+    """The measurements of an item without the source address that the data source adds."""
+    assert set(item["measurements"]["src_addr"].to_pylist()) == {item["src_addr"]}
+    return item["measurements"].drop_columns(["src_addr"])
+
+
 class TestDataSource:
     def test_items(self, folder: Path) -> None:
         source = ProbeRowDataSource(folder)
@@ -87,7 +94,7 @@ class TestDataSource:
             times = rows[index]["measurements"]["event_time"].to_pylist()
             span = (times[-1] - times[0]).total_seconds()
             assert item["src_addr"] == rows[index]["src_addr"]
-            assert item["measurements"].equals(rows[index]["measurements"])
+            assert as_stored(item).equals(rows[index]["measurements"])
             assert item["n_measurements"] == len(times)
             assert item["metadata"] == {
                 "time_span_seconds": span,
@@ -98,7 +105,43 @@ class TestDataSource:
         digest = hashlib.md5(source[0]["src_addr"].encode(), usedforsecurity=False).hexdigest()
         assert source[0]["src_id"] == int(digest[:15], 16)
         first = source[0]["measurements"].to_pylist()[0]
-        assert first.keys() == {"event_time", "dst_addr", "ip_version", "rtt"}
+        assert first.keys() == {"event_time", "dst_addr", "ip_version", "rtt", "src_addr"}
+
+    def test_an_encoder_of_dicts_takes_the_measurements_as_they_are(self, folder: Path) -> None:
+        """One measurement at a time, by an encoder without a line of ours; and equal to the contexts we draw."""
+        source = ProbeRowDataSource(folder)
+        sampler = ProbeRowSampler(mode_weights=(1, 0, 0))
+        num_whole = 0
+        for number, item in enumerate(source.__getitems__(range(100))):
+            rows = item["measurements"].to_pylist()
+            assert {row["src_addr"] for row in rows} == {item["src_addr"]}
+            assert all(
+                row.keys() == {"src_addr", "dst_addr", "ip_version", "rtt", "event_time"} for row in rows
+            )
+            read = list(read_context(encode_context(rows)))
+            assert [one.dst_addr for one in read] == [str(ip_address(row["dst_addr"])) for row in rows]
+            assert {one.src_addr for one in read} == {str(ip_address(item["src_addr"]))}
+            if len(rows) < sampler.target:
+                num_whole += 1
+                drawn = sampler.sample([item], [(0, number)])
+                ours = list(read_context(drawn.tokens[: drawn.offsets[1]].tolist()))
+                assert ours == read
+        assert num_whole > 50
+
+    def test_the_source_address_costs_little(self, folder: Path) -> None:
+        """A constant column: four bytes a measurement in memory and in a pickle; batches of many probes join."""
+        items = ProbeRowDataSource(folder).__getitems__(range(NUM_ROWS))
+        for item in items[:50]:
+            number = item["n_measurements"]
+            assert item["measurements"]["src_addr"].nbytes < 5 * number + 64
+            assert len(pickle.dumps(item)) < len(pickle.dumps(item | {"measurements": as_stored(item)})) + (
+                4 * number + 2_000
+            )
+            assert copied(item)["measurements"].equals(item["measurements"])
+        joined = pa.Table.from_batches([item["measurements"] for item in items]).combine_chunks()
+        assert joined["src_addr"].to_pylist() == [
+            item["src_addr"] for item in items for _ in range(item["n_measurements"])
+        ]
 
     def test_batched_reads_keep_order_and_repeats(self, folder: Path) -> None:
         source = ProbeRowDataSource(folder)
@@ -145,8 +188,8 @@ class TestDataSource:
         )
         source = ProbeRowDataSource(path)
         first, second = source.__getitems__([0, 1])
-        assert first["measurements"].equals(long["measurements"])
-        assert second["measurements"].equals(measurements([(1, "1.2.3.4", 2.0)]), check_metadata=True)
+        assert as_stored(first).equals(long["measurements"])
+        assert as_stored(second).equals(measurements([(1, "1.2.3.4", 2.0)]), check_metadata=True)
 
 
 class TestPaths:
@@ -429,20 +472,3 @@ class TestDataset:
         monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
         with pytest.raises(MissingExtraError, match="'array_record'"):
             len(ProbeRowDataSource(folder))
-
-
-def test_multiprocess_prefetch(folder: Path) -> None:
-    """Two worker processes give every context once, resume, and give the same again."""
-    import grain
-
-    dataset = build(folder, drop_remainder=False).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
-    cloudpickle.dumps(dataset)
-    iterator = iter(dataset)
-    batches, states = [], []
-    for batch in iterator:
-        batches.append({name: np.array(values) for name, values in batch.items()})
-        states.append(iterator.get_state())
-    assert sources(batches) == expected_sources()
-    iterator.set_state(states[4])
-    assert_equal(next(iterator), batches[5])
-    iterator.close()

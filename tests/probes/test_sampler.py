@@ -13,7 +13,8 @@ from records import START_S, measurements, random_rows
 
 from schemas.errors import ConfigError, InputError
 from tasks.probes.training.crops import Contexts, lay_out
-from tasks.probes.training.sampler import FULL, NONE, PARTIAL, Drawn, ProbeRowSampler, Stream
+from tasks.probes.training.draws import FULL, NONE, PARTIAL, Drawn
+from tasks.probes.training.sampler import ProbeRowSampler, Stream
 from tasks.probes.training.tokens import decode
 
 FIELDS = {

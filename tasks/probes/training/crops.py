@@ -1,9 +1,9 @@
 """Lay contexts into crops of one size, as MaxText reads them.
 
 A crop is six int32 arrays: `inputs`, `inputs_segmentation` (1, 2, … for the contexts of the crop, 0 for padding),
-`inputs_position` (from 0 in each context), and the same under `targets`, whose tokens are those of `inputs`: the
-trainer shifts. Id 0 is a token like any other; only segmentation marks padding. A context longer than a crop is cut
-at the crop's end.
+`inputs_position` (from 0 in each context), and the same under `targets`, whose tokens are those of `inputs`:
+`shift_targets` moves them for trainers that do not. Id 0 is a token like any other; only segmentation marks padding.
+A context longer than a crop is cut at the crop's end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Contexts:
     Attributes:
         tokens: int32[total].
         offsets: int64[contexts + 1].
-        modes: int8[contexts], indices into `tasks.probes.training.sampler.MODES`.
+        modes: int8[contexts], indices into `tasks.probes.training.draws.MODES`.
     """
 
     tokens: NDArray[np.int32]
@@ -95,12 +95,42 @@ def lay_out(contexts: Contexts, bins: Packing | Ints, crop_size: int) -> Crops:
     if isinstance(bins, np.ndarray):
         positions.reshape(num_crops, crop_size)[:] = count
     shape = (num_crops, crop_size)
-    return {
-        f"{side}{suffix}": values
-        for side in ("inputs", "targets")
-        for suffix, values in (
-            ("", inputs.reshape(shape)),
-            ("_segmentation", segmentation.reshape(shape)),
-            ("_position", positions.reshape(shape)),
-        )
-    }
+    return with_targets(
+        {
+            "inputs": inputs.reshape(shape),
+            "inputs_segmentation": segmentation.reshape(shape),
+            "inputs_position": positions.reshape(shape),
+        }
+    )
+
+
+def with_targets(inputs: Crops) -> Crops:
+    """Add `targets…` to `inputs…`: the same arrays."""
+    return inputs | {f"targets{name.removeprefix('inputs')}": values for name, values in inputs.items()}
+
+
+def split_crops(crops: Crops) -> list[Crops]:
+    """Return single crops, int32[crop_size] by name, of int32[num_crops, crop_size]."""
+    return [{name: values[i] for name, values in crops.items()} for i in range(len(crops["inputs"]))]
+
+
+def shift_targets(crops: Crops) -> Crops:
+    """Move the targets to where they are predicted: at each place the next token of the same context.
+
+    The last token of a context has no target: its `targets_segmentation` is 0, as in padding. For trainers that
+    compare the output at a place with the target at that place, as MaxText does; one that shifts takes crops as
+    they are. Give it to `.map(...)`, after `.mp_prefetch(...)`.
+
+    Args:
+        crops: a crop, or a batch of them; not changed.
+
+    >>> crop = {"inputs": [0, 8, 9, 0, 7, 0], "inputs_segmentation": [1, 1, 1, 2, 2, 0]}
+    >>> shifted = shift_targets({name: np.array(values, np.int32) for name, values in crop.items()})
+    >>> shifted["targets"].tolist(), shifted["targets_segmentation"].tolist()
+    ([8, 9, 0, 7, 0, 0], [1, 1, 0, 2, 0, 0])
+    """
+    tokens, segments = crops["inputs"], crops["inputs_segmentation"]
+    targets, trained = np.zeros_like(tokens), np.zeros_like(segments)
+    trained[..., :-1] = np.where(segments[..., 1:] == segments[..., :-1], segments[..., 1:], 0)
+    targets[..., :-1] = np.where(trained[..., :-1] > 0, tokens[..., 1:], 0)
+    return {**crops, "targets": targets, "targets_segmentation": trained}

@@ -3,7 +3,8 @@
 Grain counts groups of 256 records, spreads them over processes and checkpoints them. One map shuffles, reads, samples
 and packs a group, and a flat map over the iterator passes on its crops one by one. So each record is read once per
 epoch (a flat map over a `MapDataset` would read it again for each of its crops), the state of an iterator is the
-number of a group and a place in it, and resuming costs one group.
+number of a group and a place in it, and resuming costs one group. Worker processes make groups, and the trainer's
+process splits and batches them, so batches are the same with and without workers (`dataset.py`).
 
 With short rows, overhead dominates: Grain's own shuffle, repeat, slice and batch took 37 us per record, a permutation
 of record numbers takes next to nothing.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, InputError
 from schemas.probes import TRAIN
 from tasks.probes.training.crops import Contexts, Crops
+from tasks.probes.training.dataset import crop_dataset
 from tasks.probes.training.locate import Paths
 from tasks.probes.training.sampler import ORDER_KEY, ProbeRowSampler, Stream
 from tasks.probes.training.source import ProbeRowDataSource, extra_module
@@ -91,7 +93,7 @@ class GroupReader:
         return -(-len(self.order) // self.group_rows)
 
     def __call__(self, group: int) -> Crops:
-        """Return the crops of a group: int32[num_crops, crop_size] by name.
+        """Return the `inputs…` of the crops of a group: int32[num_crops, crop_size] by name.
 
         Args:
             group: number of the group, from 0.
@@ -102,7 +104,9 @@ class GroupReader:
             self.sampler.sample(rows, streams[first : first + len(rows)])
             for first, rows in self._chunks([record for _, record in streams])
         ]
-        return self.sampler.crops(Contexts.concat(parts), streams[0], self.pack)
+        crops = self.sampler.crops(Contexts.concat(parts), streams[0], self.pack)
+        # The targets share these arrays; a worker process would send them twice.
+        return {name: values for name, values in crops.items() if name.startswith("inputs")}
 
     def _chunks(self, records: list[int]) -> Iterator[tuple[int, Sequence[dict[str, Any]]]]:
         """Yield rows of the group, as many as fit into memory, with the place of the first."""
@@ -122,13 +126,6 @@ class GroupReader:
                 held, num_bytes = [], 0
 
 
-class _Split:
-    """Split the crops of a group into single crops."""
-
-    def flat_map(self, crops: Crops) -> list[Crops]:
-        return [{name: values[i] for name, values in crops.items()} for i in range(len(crops["inputs"]))]
-
-
 def build_probe_dataset(
     path: Paths,
     crop_size: int = 1024,
@@ -145,7 +142,8 @@ def build_probe_dataset(
 ) -> Any:
     """Build a Grain `IterDataset` of MaxText dicts: int32[batch_size, crop_size] by name; see `Crops`.
 
-    Its iterators have `get_state` and `set_state`; `.mp_prefetch(...)` spreads the groups over processes.
+    Its iterators have `get_state` and `set_state`. `.mp_prefetch(...)` spreads the work over processes and yields
+    the same batches in the same order; call it before other transformations.
 
     Args:
         path: see `ProbeRowDataSource`.
@@ -192,5 +190,4 @@ def build_probe_dataset(
     reader = GroupReader(source, sampler, order, group_rows, pack)
     groups = grain.MapDataset.range(len(reader)).map(reader)
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_GROUPS_AHEAD)
-    crops = grain.experimental.FlatMapIterDataset(groups.to_iter_dataset(ahead), _Split())
-    return crops if batch_size is None else crops.batch(batch_size, drop_remainder=drop_remainder)
+    return crop_dataset(groups.to_iter_dataset(ahead), batch_size, drop_remainder)

@@ -22,7 +22,9 @@ drawn measurements are read: a row of 200,000 costs hardly more than one of 600.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,52 +34,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
-from tasks.packing.arrays import lengths_to_offsets, owners
+from tasks.packing.arrays import owners
 from tasks.probes.records.plain import PlainRows
-from tasks.probes.training.crops import Contexts, Crops, lay_out, pack_contexts
-from tasks.probes.training.tokens import BLOCK_ORDERS, AddressTable, Measurements, encode, parse_addresses
+from tasks.probes.training.crops import Contexts, Crops, lay_out, pack_contexts, split_crops
+from tasks.probes.training.draws import MODES, Drawn, choose, num_uniforms
+from tasks.probes.training.tokens import AddressTable, Measurements, encode, parse_addresses
 
-FULL, PARTIAL, NONE = 0, 1, 2
-MODES = ("full", "partial", "none")
 MAX_SEED = 2**32 - 1
 
 # (epoch, number of the record in the data set): selects the random stream of a row.
 Stream = tuple[int, int]
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_PARTIAL_SHARE = (0.1, 0.9)
 _MICROSECONDS = 1_000_000
 # The purpose of a stream: the second half of a Philox key.
-_ROW_KEY, _GROUP_KEY, ORDER_KEY = 0, 1, 2
+_ROW_KEY, _GROUP_KEY, ORDER_KEY, _FLAT_KEY = 0, 1, 2, 3
 # Rows longer than this are thinned to their drawn measurements before rows are joined; shorter ones do not gain.
 _SHORT_ROW = 1_024
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """Name the measurements that make up the contexts of some rows, in the order they are written.
-
-    Attributes:
-        rows: int64[contexts], the row each context is from, ascending.
-        modes: int8[contexts], indices into `MODES`.
-        context_offsets: int64[contexts + 1], where each context starts in the three arrays below.
-        positions: int64[n], of a measurement in its row.
-        timed: bool[n], whether its timestamp is written.
-        block_orders: int64[n], rows of `BLOCK_ORDERS`.
-    """
-
-    rows: Ints
-    modes: NDArray[np.int8]
-    context_offsets: Ints
-    positions: Ints
-    timed: NDArray[np.bool_]
-    block_orders: Ints
+_DRAWN_COLUMNS = ["event_time", "dst_addr", "rtt"]
 
 
 @dataclass(frozen=True)
 class ProbeRowSampler:
-    """Draw contexts from rows and lay them into crops.
+    """Draw contexts from rows and lay them into crops; a transformation for Grain, see `random_map` and `flat_map`.
 
     Args:
         crop_size: tokens of a crop.
@@ -105,11 +84,69 @@ class ProbeRowSampler:
         weights = self.mode_weights
         good = len(weights) == 3 and all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
         _check(good, "mode_weights", self, f"three numbers for {', '.join(MODES)}, none negative, not all 0")
+        # Grain tells transformations by their base class, and importing it to have one takes too long. If Grain comes
+        # later, `random_map` takes the sampler as a function.
+        if grain := sys.modules.get("grain"):
+            grain.transforms.RandomMap.register(ProbeRowSampler)
 
     @property
     def target(self) -> int:
         """Most measurements of a context."""
         return self.crop_size // self.avg_tokens_per_measurement
+
+    @property
+    def max_fan_out(self) -> int:
+        """Most crops that `flat_map` returns."""
+        return self.max_contexts_per_row
+
+    def random_map(self, element: Mapping[str, Any], rng: np.random.Generator) -> Crops:
+        """Draw one context of a row, for `grain.MapDataset.source(source).seed(0).random_map(sampler)`.
+
+        Args:
+            element: an item of a `ProbeRowDataSource`.
+            rng: the source of all draws; `seed` is not used.
+
+        Returns:
+            A crop of this one context, int32[crop_size] by name; positions continue through the padding.
+
+        Raises:
+            InputError: as `sample`.
+        """
+        uniform = rng.random((1, num_uniforms(self.target)))
+        [crop] = self._crops_of(element, uniform)
+        return crop
+
+    __call__ = random_map
+
+    def flat_map(self, element: Mapping[str, Any]) -> list[Crops]:
+        """Draw all K contexts of a row, for `grain.experimental.FlatMapIterDataset(rows.to_iter_dataset(), sampler)`.
+
+        The draws follow from `seed`, the row and its `epoch`, since Grain has no random flat map: give rows that
+        come again another `epoch` each time, or the same contexts come again.
+
+        Args:
+            element: an item of a `ProbeRowDataSource`; `epoch`, a whole number, may be added to it, and is 0 else.
+
+        Returns:
+            Crops of one context each, int32[crop_size] by name; positions continue through the padding.
+
+        Raises:
+            InputError: as `sample`.
+        """
+        batch = element["measurements"]
+        first = batch["event_time"][:1].view(pa.int64()).to_pylist()
+        # The parts of a probe differ in their first time or their size.
+        row = hashlib.blake2b(f"{element['src_addr']} {first} {len(batch)}".encode(), digest_size=8)
+        stream = (int(element.get("epoch", 0)), int.from_bytes(row.digest(), "big"))
+        num_contexts = self.num_contexts(np.array([len(batch)], np.int64))
+        return self._crops_of(element, self._uniform(num_contexts, [stream], _FLAT_KEY))
+
+    def _crops_of(self, element: Mapping[str, Any], uniform: NDArray[np.float64]) -> list[Crops]:
+        """Return a crop for each row of uniforms."""
+        sizes = np.array([len(element["measurements"])], np.int64)
+        drawn = choose(sizes, np.zeros(len(uniform), np.int64), uniform, self.mode_weights)
+        contexts = self._tokenize([element], drawn)
+        return split_crops(lay_out(contexts, np.arange(len(uniform)), self.crop_size))
 
     def num_contexts(self, num_measurements: Ints) -> Ints:
         """Return how many contexts rows with these numbers of measurements have.
@@ -126,29 +163,9 @@ class ProbeRowSampler:
             num_measurements: int64[rows].
             streams: (epoch, record) of each row.
         """
-        target = self.target
-        # One row of uniforms for each context: window size and place, mode, untimed share, then `target` each of
-        # picks, two shuffles and block orders. All are drawn, used or not, so a draw never shifts the next.
         contexts_of_row = self.num_contexts(num_measurements)
-        rows = owners(contexts_of_row)
-        uniform = self._uniform(contexts_of_row, streams, 4 + 4 * target)
-        sizes = num_measurements[rows]
-        chosen, counts = _windows(sizes, target, uniform[:, 0], uniform[:, 1], uniform[:, 4 : 4 + target])
-        modes = self._modes(uniform[:, 2])
-        untimed = _num_untimed(modes, counts, uniform[:, 3])
-        keys = uniform[:, 4 + target :]
-        order, timed = _arrange(counts, untimed, keys[:, :target], keys[:, target : 2 * target])
-        blocks = keys[:, 2 * target :] * len(BLOCK_ORDERS)
-
-        used = np.arange(target) < counts[:, None]
-        return Drawn(
-            rows,
-            modes,
-            lengths_to_offsets(counts),
-            np.take_along_axis(chosen, order, axis=1)[used],
-            timed[used],
-            blocks[used].astype(np.int64),
-        )
+        uniform = self._uniform(contexts_of_row, streams, _ROW_KEY)
+        return choose(num_measurements, owners(contexts_of_row), uniform, self.mode_weights)
 
     def sample(self, rows: Sequence[Mapping[str, Any]], streams: Sequence[Stream]) -> Contexts:
         """Draw and tokenize the contexts of some rows.
@@ -164,7 +181,9 @@ class ProbeRowSampler:
             sizes = rows.sizes
         else:
             sizes = np.array([len(row["measurements"]) for row in rows], np.int64)
-        drawn = self.draw(sizes, streams)
+        return self._tokenize(rows, self.draw(sizes, streams))
+
+    def _tokenize(self, rows: Sequence[Mapping[str, Any]], drawn: Drawn) -> Contexts:
         if not len(drawn.rows):
             return Contexts.concat([])
         row_of = np.repeat(drawn.rows, np.diff(drawn.context_offsets))
@@ -201,11 +220,11 @@ class ProbeRowSampler:
 
         return np.random.Generator(bits), rewind
 
-    def _uniform(self, contexts_of_row: Ints, streams: Sequence[Stream], width: int) -> Floats:
-        """Draw float64[contexts, width] in [0, 1)."""
-        uniform = np.empty((int(contexts_of_row.sum()), width))
+    def _uniform(self, contexts_of_row: Ints, streams: Sequence[Stream], purpose: int) -> NDArray[np.float64]:
+        """Draw float64[contexts, num_uniforms] in [0, 1)."""
+        uniform = np.empty((int(contexts_of_row.sum()), num_uniforms(self.target)))
         # Creating a generator costs 35 us, setting it to another stream 1 us.
-        rng, rewind = self._generator(_ROW_KEY)
+        rng, rewind = self._generator(purpose)
         start = 0
         for num_contexts, stream in zip(contexts_of_row.tolist(), streams, strict=True):
             rewind(stream)
@@ -213,79 +232,10 @@ class ProbeRowSampler:
             start += num_contexts
         return uniform
 
-    def _modes(self, uniform: Floats) -> NDArray[np.int8]:
-        bounds = np.cumsum(self.mode_weights) / sum(self.mode_weights)
-        return np.searchsorted(bounds[:2], uniform, side="right").astype(np.int8)
-
 
 def _check(good: bool, name: str, sampler: ProbeRowSampler, allowed: str) -> None:
     if not good:
         raise ConfigError(f"{getattr(sampler, name)!r} is out of range; allowed: {allowed}", where=name)
-
-
-def _windows(sizes: Ints, target: int, size: Floats, place: Floats, picks: Floats) -> tuple[Ints, Ints]:
-    """Choose the positions of each context, ascending: int64[contexts, target], and how many of them are used."""
-    whole = sizes < target
-    width = np.exp(size * np.log(np.maximum(sizes, 1))).astype(np.int64)
-    width = np.where(whole, sizes, np.clip(width, 1, sizes))
-    start = (place * (sizes - width + 1)).astype(np.int64)
-    chosen = np.broadcast_to(np.arange(target), (len(sizes), target)).copy()
-    large = np.flatnonzero(width > target)
-    chosen[large] = _subsets(width[large], picks[large])
-    return chosen + start[:, None], np.minimum(width, target)
-
-
-def _subsets(sizes: Ints, picks: Floats) -> Ints:
-    """Draw a uniform subset of `picks.shape[1]` of each `range(size)`, ascending, with Floyd's method on all at once.
-
-    Bentley & Floyd, "A sample of brilliance", CACM 30 (1987): for j from size - k to size - 1, take a random one
-    of 0..j, or j itself if that is already taken.
-    """
-    num_picks = picks.shape[1]
-    subset = np.empty(picks.shape, np.int64)
-    for i in range(num_picks):
-        last = sizes - num_picks + i
-        pick = (picks[:, i] * (last + 1)).astype(np.int64)
-        taken = (subset[:, :i] == pick[:, None]).any(axis=1)
-        subset[:, i] = np.where(taken, last, pick)
-    subset.sort(axis=1)
-    return subset
-
-
-def _num_untimed(modes: NDArray[np.int8], counts: Ints, uniform: Floats) -> Ints:
-    low, high = _PARTIAL_SHARE
-    some = np.floor(counts * (low + (high - low) * uniform) + 0.5).astype(np.int64)
-    untimed: Ints = np.where(modes == FULL, 0, np.where(modes == NONE, counts, some))
-    return untimed
-
-
-def _arrange(counts: Ints, untimed: Ints, which: Floats, where: Floats) -> tuple[Ints, NDArray[np.bool_]]:
-    """Put `untimed` random measurements of each context, in random order, at as many random slots.
-
-    The others take the slots left over in their own order.
-
-    Returns:
-        int64[contexts, target]: the measurement in each slot, and whether it is timed; slots from `counts` on
-        are not used.
-    """
-    slots = np.arange(which.shape[1])
-    unused = slots >= counts[:, None]
-    # Random permutations of the used slots, with the unused slots behind them.
-    measurement = np.argsort(np.where(unused, 2.0, which), axis=1)
-    slot = np.argsort(np.where(unused, 2.0, where), axis=1)
-    moved = slots < untimed[:, None]
-    context = np.nonzero(moved)[0]
-    moved_measurement = np.zeros(unused.shape, np.bool_)
-    moved_measurement[context, measurement[moved]] = True
-    moved_slot = np.zeros(unused.shape, np.bool_)
-    moved_slot[context, slot[moved]] = True
-
-    order = np.empty(unused.shape, np.int64)
-    order[moved_slot] = -1
-    order[context, slot[moved]] = measurement[moved]
-    # Each context has as many slots as measurements left, so reading both row by row pairs them.
-    order[~moved_slot] = np.nonzero(~moved_measurement)[1]
-    return order, ~moved_slot
 
 
 def _columns(
@@ -293,7 +243,7 @@ def _columns(
 ) -> tuple[Ints, pa.StringArray, NDArray[np.float32]]:
     """Read the times, destinations and round trips of the drawn measurements."""
     positions = positions.copy()
-    batches = [row["measurements"] for row in rows]
+    batches = [row["measurements"].select(_DRAWN_COLUMNS) for row in rows]
     sizes = np.array([batch.num_rows for batch in batches])
     for number in np.flatnonzero(sizes > _SHORT_ROW).tolist():
         low, high = np.searchsorted(row_of, [number, number + 1]).tolist()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.errors import InputError, MissingExtraError
@@ -42,8 +43,10 @@ def extra_module(module: str, purpose: str) -> Any:
 class ProbeRowDataSource:
     """Read the records of probe shards by number; files are opened on first use.
 
-    An item is a dict: `src_id`, `src_addr`, `measurements` (a RecordBatch; `.to_pylist()` returns dicts),
-    `n_measurements`, and `metadata` with `time_span_seconds`, `first_timestamp`, `last_timestamp`.
+    An item is a dict: `src_id`, `src_addr`, `measurements`, `n_measurements`, and `metadata` with
+    `time_span_seconds`, `first_timestamp`, `last_timestamp`. `measurements` is a RecordBatch of `event_time`,
+    `dst_addr`, `ip_version`, `rtt` in ms (negative = failed), and `src_addr`, which is the same in all rows and not
+    stored; its `.to_pylist()` returns dicts that an encoder of single measurements takes as they are.
 
     Picklable, before and after use, and safe to share between threads.
 
@@ -89,7 +92,7 @@ class ProbeRowDataSource:
             {
                 "src_id": src_id,
                 "src_addr": src_addr,
-                "measurements": batch,
+                "measurements": _with_source(batch, src_addr),
                 "n_measurements": num_measurements,
                 "metadata": {"time_span_seconds": span, "first_timestamp": first, "last_timestamp": last},
             }
@@ -101,7 +104,7 @@ class ProbeRowDataSource:
     def sampler_rows(
         self, indices: Sequence[int], records: Sequence[bytes] | None = None
     ) -> Sequence[dict[str, Any]]:
-        """Read items with only `src_addr` and `measurements`, which is all a sampler needs, and cheaper.
+        """Read items with only `src_addr` and `measurements` as stored, which is all a sampler needs, and cheaper.
 
         Args:
             records: the result of `read(indices)`, if they have been read already.
@@ -206,6 +209,13 @@ class ProbeRowDataSource:
             message = f"n_measurements is {counts[place]}, but there are {found[place]}"
             raise InputError(message, code="bad_record", where=where(place))
         return table, measurements
+
+
+def _with_source(batch: pa.RecordBatch, src_addr: str) -> pa.RecordBatch:
+    """Append the source address to each measurement, as a dictionary of one text."""
+    # Indices of 32 bits, so that batches of any number of probes can be joined.
+    rows = pa.array(np.zeros(batch.num_rows, np.int32))
+    return batch.append_column("src_addr", pa.DictionaryArray.from_arrays(rows, pa.array([src_addr])))
 
 
 _ITEM_COLUMNS = [
