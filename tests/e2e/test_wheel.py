@@ -99,7 +99,9 @@ def install(wheel: Path, environment: Path) -> None:
 
 def pip(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Without the checkout on the path: what a build left there would pass for an installed gristmill.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
