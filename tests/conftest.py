@@ -63,14 +63,15 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests need a server all run in one process, one after the other; any other file anywhere.
 
-    Two servers at once wait for the same two processors, and SQLite gives up after a minute.
+    Many servers at once wait for the same two processors, and SQLite gives up after a minute. The wheel's test has one of
+    its own, for a short while after it was installed: beside the others, as these are what the suite ends with.
     """
     needy = {item.path for item in items if _SERVERS & set(getattr(item, "fixturenames", ()))}
     for item in items:
         item.add_marker(pytest.mark.xdist_group("servers" if item.path in needy else str(item.path)))
 
 
-_SERVERS = {"prefect_api", "gristmill", "installed"}
+_SERVERS = {"prefect_api", "gristmill"}
 
 
 @pytest.fixture
