@@ -63,8 +63,8 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests need a server all run in one process, one after the other; any other file anywhere.
 
-    Many servers at once wait for the same two processors, and SQLite gives up after a minute. The wheel's test has one
-    of its own for a short while, beside the others, as these are what the suite ends with.
+    Many servers at once wait for the same two processors, and SQLite gives up after a minute. The wheel's test has
+    one of its own for a short while, beside the others, as these are what the suite ends with.
     """
     needy = {item.path for item in items if _SERVERS & set(getattr(item, "fixturenames", ()))}
     for item in items:

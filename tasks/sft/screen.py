@@ -19,6 +19,7 @@ from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import RowFault, read_rows
 from tasks.inputs.segments import cut
+from tasks.report.numbers import counted
 from tasks.run.contract import Job
 from tasks.run.rejects import RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
@@ -131,13 +132,15 @@ def _judge_layout(job: ScreenJob, misfits: list[_Misfit]) -> None:
     if misfits and wrong > job.max_reject_fraction * total:
         more = f"; and {len(misfits) - len(told)} more files" if len(misfits) > len(told) else ""
         raise ConfigError(
-            f"no first row of {len(misfits)} of {len(job.files)} files has the layout of the dialect "
-            f"{job.dataset.dialect.value!r}: {'; '.join(told)}{more}",
+            f"{len(misfits)} of {counted(len(job.files), 'file')} have no row of the dialect "
+            f"{job.dataset.dialect.value!r} among the first {FIRST_ROWS}; set dialect or fields: {'; '.join(told)}{more}",
             code="wrong_layout",
             where=f"datasets.{job.dataset.name}",
         )
     for line in told:
-        log.warning("%s: no first row has the expected layout: %s", job.dataset.name, line)
+        log.warning(
+            "%s: a file has no row of the expected layout among the first: %s", job.dataset.name, line
+        )
 
 
 def _judge_template(job: ScreenJob, found: list[_Found]) -> int:
