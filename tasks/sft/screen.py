@@ -133,7 +133,8 @@ def _judge_layout(job: ScreenJob, misfits: list[_Misfit]) -> None:
         more = f"; and {len(misfits) - len(told)} more files" if len(misfits) > len(told) else ""
         raise ConfigError(
             f"{len(misfits)} of {counted(len(job.files), 'file')} have no row of the dialect "
-            f"{job.dataset.dialect.value!r} among the first {FIRST_ROWS}; set dialect or fields: {'; '.join(told)}{more}",
+            f"{job.dataset.dialect.value!r} among the first {FIRST_ROWS}; set dialect or fields: "
+            f"{'; '.join(told)}{more}",
             code="wrong_layout",
             where=f"datasets.{job.dataset.name}",
         )
