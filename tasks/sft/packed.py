@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.run import FileRecord, Receipt, RowLedger
 from schemas.sft import PackSftConfig
-from tasks.report.numbers import counted
+from tasks.report.numbers import counted, share
 from tasks.sft.plan import OVERFLOW_COUNTS
 from tasks.sft.stages import SplitPlan
 
@@ -164,9 +164,9 @@ def _warnings(run: PackedRun, statistics: Mapping[str, Any]) -> Iterator[str]:
             yield f"the split {split} is empty: it is not published, and blend.json does not name it"
     cut, tokens = statistics["tokens_cut"], statistics["tokens"] - statistics["padding_tokens"]
     if cut:
-        pack, share = run.config.pack, cut / (cut + tokens)
+        pack = run.config.pack
         yield (
-            f"pack.overflow {pack.overflow} left out {counted(cut, 'token')} ({share:.2%}) of sequences longer "
+            f"pack.overflow {pack.overflow} left out {counted(cut, 'token')} ({share(cut, cut + tokens)}) of sequences longer "
             f"than pack.size {pack.size}: {statistics['sequences_truncated']:,} truncated, "
             f"{statistics['sequences_split']:,} split, {statistics['sequences_dropped']:,} dropped"
         )
@@ -184,8 +184,8 @@ def _weights(train: Mapping[str, Any]) -> Iterator[str]:
         return
     # The data sets furthest off, in configuration order.
     shown = set(sorted(off, key=lambda name: -off[name])[:4])
-    real = "/".join(f"{counts['share']:.0%}" for name, counts in train.items() if name in shown)
-    asked = "/".join(f"{counts['weight_share']:.0%}" for name, counts in train.items() if name in shown)
+    real = "/".join(share(counts["share"]) for name, counts in train.items() if name in shown)
+    asked = "/".join(share(counts["weight_share"]) for name, counts in train.items() if name in shown)
     names = ", ".join(name for name in train if name in shown)
     yield (
         f"a trainer that opens splits/train sees {real} ({names}), the weights ask for {asked}; only a reader of "

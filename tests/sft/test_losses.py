@@ -86,7 +86,7 @@ def test_tokens_left_out_by_overflow_are_counted(overflow: str, run: Any, small_
     kinds = {"truncate": "sequences_truncated", "drop": "sequences_dropped"}
     assert stats[kinds[overflow]] == len(long)
     [warning] = told["warnings"]
-    assert f"{lost:,} tokens ({lost / sum(lengths):.2%})" in warning
+    assert f"{lost:,} tokens ({lost / sum(lengths):.1%})" in warning
     for text in (summary, (run_dir / "report.html").read_text()):
         assert f"{lost:,} tokens" in text
     assert json.loads((run_dir / "manifest.json").read_text())["warnings"] == [warning]
@@ -175,6 +175,6 @@ def test_weights_that_a_trainer_ignores(weights: dict[str, float] | None, warned
     if not warned:
         assert told["warnings"] == []
         return
-    real = "/".join(f"{tokens[name] / tokens.total():.0%}" for name in "ab")
-    expected = f"a trainer that opens splits/train sees {real} (a, b), the weights ask for 29%/71%"
+    real = "/".join(f"{tokens[name] / tokens.total():.1%}" for name in "ab")
+    expected = f"a trainer that opens splits/train sees {real} (a, b), the weights ask for 28.6%/71.4%"
     assert expected in told["warnings"][0] and expected in summary and expected in page
