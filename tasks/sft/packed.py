@@ -166,8 +166,8 @@ def _warnings(run: PackedRun, statistics: Mapping[str, Any]) -> Iterator[str]:
     if cut:
         pack = run.config.pack
         yield (
-            f"pack.overflow {pack.overflow} left out {counted(cut, 'token')} ({share(cut, cut + tokens)}) of sequences longer "
-            f"than pack.size {pack.size}: {statistics['sequences_truncated']:,} truncated, "
+            f"pack.overflow {pack.overflow} left out {counted(cut, 'token')} ({share(cut, cut + tokens)}) of "
+            f"sequences longer than pack.size {pack.size}: {statistics['sequences_truncated']:,} truncated, "
             f"{statistics['sequences_split']:,} split, {statistics['sequences_dropped']:,} dropped"
         )
     if empty := statistics["empty_answers"]:
