@@ -1,4 +1,4 @@
-"""train-tokenizer: a byte-level BPE tokenizer from a sample."""
+"""train-tokenizer: a tokenizer from a sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow
 
 from schemas.run import RunManifest
-from schemas.tokenizer import FLOW, TrainTokenizerConfig
+from schemas.tokenizer import FLOW, TrainTokenizerConfig, measured
 from tasks.report.reuse import Reuse
 from tasks.run.receipts import Verify
 from tasks.runtime.mapping import Each, Once
@@ -21,7 +21,7 @@ from tasks.tokenizer.identity import DOMAIN, TrainIdentity, identify
 from tasks.tokenizer.ledger import run_ledger
 from tasks.tokenizer.publish import TrainedRun, contents
 from tasks.tokenizer.report import TokenizerReport
-from tasks.tokenizer.stages import train_job
+from tasks.tokenizer.stages import compare_jobs, train_job
 from tasks.tokenizer.validate import ValidateJob
 
 log = logging.getLogger("gristmill.train_tokenizer")
@@ -44,16 +44,12 @@ def train_tokenizer(
 def mill(
     config: TrainTokenizerConfig, identity: TrainIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """Run the steps in order: train, validate, report, publish."""
+    """Run the steps in order: train, compare, validate, report, publish."""
     [trained] = each(steps.train, [train_job(config, identity)])
     ledger = run_ledger(config, trained)
-    for bucket in trained.statistics["buckets"]:
-        log.info(
-            "%s: %s bytes per token on %d held-out rows",
-            bucket["bucket"],
-            bucket["bytes_per_token"],
-            bucket["held_out_rows"],
-        )
+    compared = tuple(each(steps.compare, compare_jobs(config, identity)))
+    run = TrainedRun(config, trained, compared, ledger)
+    for bucket in run.buckets:
+        log.info("%s: %s", bucket["bucket"], measured(bucket))
     once(steps.validate, ValidateJob(config.output_dir, trained))
-    run = TrainedRun(config, trained, ledger)
     return finish(DOMAIN, config, identity, contents(run), TokenizerReport(run), once, reuse)

@@ -11,6 +11,7 @@ from typing import Any
 
 from schemas.errors import GristmillError
 from schemas.run import RunManifest
+from schemas.tokenizer import measured
 from tasks.run.layout import REPORT_PAGE
 
 
@@ -81,10 +82,7 @@ class Summary:
                 f"from {bucket['rows']:,} rows, {bucket['text_bytes']:,} bytes of text in {bucket['shards']} shards"
             )
         for bucket in self.manifest.statistics.get("bytes_per_token", []):
-            out.append(
-                f"  {bucket['bucket']}: {bucket['bytes_per_token']} bytes per token on "
-                f"{bucket['held_out_rows']:,} held-out rows, trained on {bucket['trained_rows']:,}"
-            )
+            out.append(f"  {bucket['bucket']}: {measured(bucket)}")
         for split, counts in self.manifest.statistics.get("probe_splits", {}).items():
             out.append(
                 f"  {split:<10} {counts['measurements']:,} measurements of {counts['probes']:,} probes in "

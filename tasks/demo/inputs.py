@@ -9,10 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.tokenizer import CHAT_TEMPLATE, TrainTokenizerConfig
 from tasks.demo.corpus import write_corpus
 from tasks.demo.docstrings import docstring_chats, write_chats
 from tasks.demo.measurements import write_measurements
 from tasks.storage.atomic import AtomicFile, write_file
+from tasks.tokenizer.learn import learn
+from tasks.tokenizer.save import save_tokenizer, settings
 
 _VOCABULARY = 4_000
 _PACKED_ROWS = 64
@@ -45,10 +48,9 @@ def _texts() -> list[str]:
 
 
 def _train(folder: Path) -> Any:
-    from tasks.tokenizer.bpe import save_tokenizer, train_bpe
-
-    tokenizer = train_bpe(_texts(), _VOCABULARY)
-    save_tokenizer(tokenizer, folder, folder)
+    config = TrainTokenizerConfig(output_dir=str(folder), sample="docstrings", vocabulary_size=_VOCABULARY)
+    tokenizer = learn(lambda: [_texts()], config)
+    save_tokenizer(tokenizer, folder, folder, settings(config, CHAT_TEMPLATE))
     return tokenizer
 
 

@@ -1,1 +1,1 @@
-"""train-tokenizer: train a byte-level BPE tokenizer on a sample."""
+"""train-tokenizer: train a tokenizer on a sample."""

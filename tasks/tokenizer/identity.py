@@ -8,12 +8,13 @@ from pathlib import Path
 
 from schemas.corpus import FLOW as SAMPLE_FLOW
 from schemas.errors import ConfigError, InputError
-from schemas.tokenizer import FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
+from schemas.tokenizer import CHAT_TEMPLATE, FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
 from tasks.inputs.files import InputFile, files_below
 from tasks.inputs.texts import template_source
 from tasks.run.contract import Domain
 from tasks.run.find import Found, find, refuse_runs_below
 from tasks.run.identity import Identity, Source, fingerprint
+from tasks.tokenizer.other import OtherTokenizer, find_other
 
 DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
 
@@ -26,12 +27,16 @@ class TrainIdentity(Identity[Source]):
     """Identify a run; see `Identity`.
 
     Attributes:
-        stage: key of the stage that trains.
-        chat_template: source of the template.
+        stage: key of the stage that trains; `compare_stage`: of the one that measures the compared tokenizer.
+        chat_template: source of the template; empty for that of the base.
+        base, compared: the other tokenizers, where the configuration names them.
     """
 
     stage: str
+    compare_stage: str
     chat_template: str
+    base: OtherTokenizer | None
+    compared: OtherTokenizer | None
 
 
 def identify(config: TrainTokenizerConfig) -> TrainIdentity:
@@ -39,10 +44,19 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
 
     Raises:
         ConfigError: the sample does not exist, is not published, belongs to another flow or is an output of this
-            folder's runs; or the template file does not exist.
+            folder's runs; or the template file, the base or the compared tokenizer does not exist.
         InputError: a shard is missing or cannot be read.
     """
     template = template_source(config.chat_template, "chat_template")
+    base = compared = None
+    if config.base is not None:
+        base = find_other(config.base, config.base_revision, "base", "base_revision")
+    else:
+        template = template or CHAT_TEMPLATE
+    if config.compare_with is not None:
+        compared = find_other(
+            config.compare_with, config.compare_revision, "compare_with", "compare_revision"
+        )
     found = _sample(Path(config.sample).expanduser())
     files = _shards(found)
     sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED)
@@ -53,12 +67,20 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
     # In order, without names: the tokenizer depends on the texts and their order alone.
     digests = sources[0].digests
     content = {"template": hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest()}
+    if base is not None:
+        content["base"] = base.digest
+    measured = {} if compared is None else {"compared": compared.digest}
     return TrainIdentity(
-        run_hash=DOMAIN.run_hash(fields, digests, **content),
+        run_hash=DOMAIN.run_hash(fields, digests, **content, **measured),
         sources=sources,
         seen=seen,
         stage=DOMAIN.run_stage_key("train", fields, digests, **content),
+        compare_stage=DOMAIN.run_stage_key(
+            "compare", config.hash_fields(["seed", "held_out"]), digests, **measured
+        ),
         chat_template=template,
+        base=base,
+        compared=compared,
     )
 
 

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemas.run import Receipt, RowLedger
 from schemas.tokenizer import REPORT, TOKENIZER, TrainTokenizerConfig
 from tasks.run.publish import Contents, json_document
 from tasks.run.rejects import numbered, reject_files, reject_links
+from tasks.tokenizer.compare import with_comparison
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Hold a trained tokenizer; `ledger` covers the whole run."""
+    """Hold a trained tokenizer.
+
+    Attributes:
+        compared: receipt of the compared tokenizer, if there is one.
+        ledger: row ledger of the whole run.
+    """
 
     config: TrainTokenizerConfig
     trained: Receipt
+    compared: tuple[Receipt, ...]
     ledger: RowLedger
+
+    @property
+    def buckets(self) -> list[dict[str, Any]]:
+        """What was counted and measured, bucket by bucket."""
+        return with_comparison(self.trained.statistics["buckets"], self.compared)
 
 
 def contents(run: TrainedRun) -> Contents:
@@ -32,11 +45,11 @@ def contents(run: TrainedRun) -> Contents:
             },
             **reject_links(numbered("sample", [run.trained])),
         },
-        documents={REPORT: json_document(run.trained.statistics)},
+        documents={REPORT: json_document({**run.trained.statistics, "buckets": run.buckets})},
         ledger=run.ledger,
         statistics={
             "vocabulary_size": run.trained.statistics["vocabulary_size"],
-            "bytes_per_token": run.trained.statistics["buckets"],
+            "bytes_per_token": run.buckets,
         },
-        stages={"train": run.trained.stage},
+        stages={receipt.task: receipt.stage for receipt in (run.trained, *run.compared)},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import PurePath
 
 from schemas.report import Chart, Column, Fact, Sample, Series, Table
 from tasks.report.numbers import count, size
@@ -15,22 +15,19 @@ class TokenizerReport:
     """See `tasks.report.compose.FlowReport`."""
 
     run: TrainedRun
-    steps: tuple[str, ...] = ("train",)
+    steps: tuple[str, ...] = ("train", "compare")
 
     @property
     def subject(self) -> str:
         return f"{count(self.run.trained.statistics['vocabulary_size'])} tokens"
 
-    @property
-    def _buckets(self) -> list[dict[str, Any]]:
-        buckets: list[dict[str, Any]] = self.run.trained.statistics["buckets"]
-        return buckets
+    def _totals(self, *names: str) -> tuple[int, ...]:
+        return tuple(sum(bucket[name] for bucket in self.run.buckets) for name in names)
 
     def facts(self) -> tuple[Fact, ...]:
         """Return the headline numbers."""
-        trained, rows, held_out_bytes, tokens = (
-            sum(bucket[name] for bucket in self._buckets)
-            for name in ("trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens")
+        trained, rows, held_out_bytes, tokens = self._totals(
+            "trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens"
         )
         wanted = self.run.config.vocabulary_size
         return (
@@ -39,30 +36,60 @@ class TokenizerReport:
                 count(self.run.trained.statistics["vocabulary_size"]),
                 f"of {count(wanted)} requested",
             ),
-            Fact("bytes per token", f"{held_out_bytes / tokens:.2f}" if tokens else "–", "on rows held out"),
+            Fact(
+                "bytes per token",
+                _ratio(held_out_bytes, tokens),
+                "on rows held out" if rows else "no row held out",
+            ),
+            *self._comparison(held_out_bytes, tokens),
             Fact("rows trained on", count(trained)),
             Fact("rows held out", count(rows), size(held_out_bytes)),
         )
 
+    def _comparison(self, held_out_bytes: int, tokens: int) -> tuple[Fact, ...]:
+        if not self.run.compared:
+            return ()
+        [others] = self._totals("compared_tokens")
+        note = f"on the same rows; {(tokens / others - 1):+.1%} tokens with the trained one" if others else ""
+        return (Fact(f"bytes per token, {self._other}", _ratio(held_out_bytes, others), note),)
+
+    @property
+    def _other(self) -> str:
+        return PurePath(self.run.config.compare_with or "").name
+
     def tables(self) -> tuple[Table, ...]:
         """Return the counts of each bucket."""
-        numbers = ("trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens")
+        numbers = ["trained_rows", "held_out_rows", "held_out_bytes", "held_out_tokens"]
+        names = ["rows trained on", "rows held out", "bytes held out", "tokens held out", "bytes per token"]
+        ratios = ["held_out_tokens"]
+        if self.run.compared:
+            names.append(f"bytes per token, {self._other}")
+            ratios.append("compared_tokens")
         rows = [
-            (bucket["bucket"], *(count(bucket[name]) for name in numbers), _ratio(bucket))
-            for bucket in self._buckets
+            (
+                bucket["bucket"],
+                *(count(bucket[name]) for name in numbers),
+                *(_ratio(bucket["held_out_bytes"], bucket[tokens]) for tokens in ratios),
+            )
+            for bucket in self.run.buckets
         ]
-        names = ("rows trained on", "rows held out", "bytes held out", "tokens held out", "bytes per token")
         return (Table("Buckets", (Column("bucket"), *(Column(name, True) for name in names)), tuple(rows)),)
 
     def charts(self) -> tuple[Chart, ...]:
         """Return a chart of bytes per token, if rows were held out."""
-        measured = [bucket for bucket in self._buckets if bucket["bytes_per_token"]]
+        measured = [bucket for bucket in self.run.buckets if bucket["bytes_per_token"]]
         if not measured:
             return ()
-        series = Series(
-            "bytes per token",
-            tuple(float(bucket["bytes_per_token"]) for bucket in measured),
-            tuple(_ratio(bucket) for bucket in measured),
+        shown = [("bytes per token", "bytes_per_token")]
+        if self.run.compared:
+            shown.append((self._other, "compared_bytes_per_token"))
+        series = tuple(
+            Series(
+                name,
+                tuple(float(bucket[key] or 0) for bucket in measured),
+                tuple(f"{bucket[key]:.2f}" if bucket[key] else "–" for bucket in measured),
+            )
+            for name, key in shown
         )
         return (
             Chart(
@@ -70,7 +97,7 @@ class TokenizerReport:
                 "On rows held out from training, by bucket. A higher value means fewer tokens for the same text.",
                 "bucket",
                 tuple(bucket["bucket"] for bucket in measured),
-                (series,),
+                series,
             ),
         )
 
@@ -79,5 +106,5 @@ class TokenizerReport:
         return ()
 
 
-def _ratio(bucket: dict[str, Any]) -> str:
-    return f"{bucket['bytes_per_token']:.2f}" if bucket["bytes_per_token"] else "–"
+def _ratio(size: int, tokens: int) -> str:
+    return f"{size / tokens:.2f}" if tokens else "–"

@@ -1,0 +1,100 @@
+"""Read a sample for training: batches of one bucket each, with the rows that are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schemas.errors import InputError
+from tasks.run.rejects import RejectWriter
+from tasks.storage.parquet import open_parquet, parquet_faults
+
+_BATCH_ROWS = 1024
+_LABELS = ("source_dataset", "source_bucket")
+
+# Path and name of each file of a sample, in order.
+Shards = Sequence[tuple[str, str]]
+
+
+def batches(
+    shards: Shards, seed: int, share: float, rejects: RejectWriter | None = None
+) -> Iterator[tuple[str, pa.Array, NDArray[np.bool_]]]:
+    """Yield label, texts without nulls, and bool[n] that says which are held out; each batch is from one bucket.
+
+    Args:
+        seed, share: decide which rows are held out.
+        rejects: where to list the rows without a text.
+
+    Raises:
+        InputError: a shard has no text column, or cannot be read.
+    """
+    for number, (path, name) in enumerate(shards):
+        # One random stream for each shard: with other batches, the same rows must be held out.
+        rng = np.random.default_rng([seed, number])
+        first = 0
+        for batch in _read(Path(path)):
+            held_out = rng.random(batch.num_rows) < share
+            texts = batch.column(0).cast(pa.string())
+            valid = texts.is_valid().to_numpy(zero_copy_only=False)
+            if rejects is not None:
+                for row in np.flatnonzero(~valid).tolist():
+                    rejects.add(name, first + row, "null_text", "text is null")
+            first += batch.num_rows
+            for label, rows in _by_label(batch):
+                chosen = np.zeros(batch.num_rows, dtype=bool)
+                chosen[rows] = True
+                chosen &= valid
+                yield label, texts.filter(pa.array(chosen)), held_out[chosen]
+
+
+def count_held_out(tokenizer: Any, shards: Shards, seed: int, share: float) -> dict[str, tuple[int, int]]:
+    """Return UTF-8 bytes and tokens of the rows held out, by label.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer`.
+
+    Raises:
+        InputError: a shard cannot be read.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    if not share:
+        return counts
+    for label, texts, held_out in batches(shards, seed, share):
+        chosen = texts.filter(pa.array(held_out)).to_pylist()
+        if chosen:
+            size, tokens = counts.get(label, (0, 0))
+            encoded = tokenizer.encode_batch_fast(chosen, add_special_tokens=False)
+            size += sum(len(text.encode()) for text in chosen)
+            counts[label] = (size, tokens + sum(len(one) for one in encoded))
+    return counts
+
+
+def _read(shard: Path) -> Iterator[pa.RecordBatch]:
+    with parquet_faults(str(shard)), open_parquet(shard) as file:
+        names = file.schema_arrow.names
+        if "text" not in names:
+            raise InputError(
+                f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                code="missing_column",
+                where=str(shard),
+            )
+        columns = ["text", *(name for name in _LABELS if name in names)]
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            yield batch.select(columns)
+
+
+def _by_label(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
+    """Yield each bucket of the batch with its rows; there is nearly always just one."""
+    if batch.num_columns == 1:
+        yield "all", slice(None)
+        return
+    labels = np.array(
+        ["/".join(map(str, pair)) for pair in zip(*(c.to_pylist() for c in batch.columns[1:]), strict=True)]
+    )
+    for label in dict.fromkeys(labels.tolist()):
+        yield label, labels == label
