@@ -115,7 +115,7 @@ class Normalizer(StrEnum):
 
 
 class Model(StrEnum):
-    """How the vocabulary is learned."""
+    """The models of `tokenizers` that can be trained."""
 
     BPE = "bpe"
     UNIGRAM = "unigram"

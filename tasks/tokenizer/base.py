@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError, MissingExtraError
 from schemas.tokenizer import TrainTokenizerConfig
-from tasks.storage.reading import read_text
 from tasks.tokenizer.learn import Texts
 from tasks.tokenizer.save import more_special_tokens
 
@@ -20,14 +17,13 @@ _OPTIONS = {
     "limit_alphabet": ("BPE", "WordPiece"),
     "max_token_length": ("BPE",),
 }
-# Where the base was read from, and by what.
-_OF_THE_READER = (
-    "is_local",
-    "local_files_only",
-    "backend",
-    "name_or_path",
-    "extra_special_tokens",
-    "chat_template",
+# What a tokenizer is told apart from its pipeline.
+_ATTRIBUTES = (
+    "clean_up_tokenization_spaces",
+    "model_input_names",
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
 )
 
 
@@ -87,10 +83,8 @@ def _options(config: TrainTokenizerConfig, kind: str) -> dict[str, int]:
 
 
 def _settings(trained: Any, config: TrainTokenizerConfig, chat_template: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        trained.save_pretrained(folder)
-        settings: dict[str, Any] = json.loads(read_text(Path(folder) / "tokenizer_config.json"))
     special = [token.content for token in trained.added_tokens_decoder.values() if token.special]
+    roles = {role: str(token) for role, token in trained.special_tokens_map.items() if isinstance(token, str)}
     for role in ("eos_token", "pad_token"):
         token = getattr(config, role)
         if token is not None and token not in special:
@@ -100,20 +94,13 @@ def _settings(trained: Any, config: TrainTokenizerConfig, chat_template: str) ->
                 where=role,
             )
         if token is not None:
-            settings[role] = token
-    roles = set(trained.SPECIAL_TOKENS_ATTRIBUTES) | {"eos_token", "pad_token"}
-    named = {_content(settings[role]) for role in roles & settings.keys()}
-    for name in _OF_THE_READER:
-        settings.pop(name, None)
+            roles[role] = token
     template = chat_template or trained.chat_template
     return {
-        **settings,
         # The class of a base may rebuild the pipeline; tokenizer.json is what was trained.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **more_special_tokens(token for token in special if token not in named),
+        **{name: getattr(trained, name) for name in _ATTRIBUTES},
+        **roles,
+        **more_special_tokens(token for token in special if token not in roles.values()),
         **({"chat_template": template} if template else {}),
     }
-
-
-def _content(token: Any) -> Any:
-    return token["content"] if isinstance(token, dict) else token

@@ -44,8 +44,10 @@ def validate_tokenizer(folder: Path, manifest: RunManifest, full: bool) -> Verdi
 def _check(path: Path, expected: int | None) -> Verdict:
     try:
         description = json.loads(read_bytes(path))
+        vocabulary = description["model"]["vocab"]
         ids = {
-            *description["model"]["vocab"].values(),
+            # A list of pieces and scores for the model unigram.
+            *(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))),
             *(token["id"] for token in description["added_tokens"]),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -139,6 +139,16 @@ CASES = {
         held_out=0.25,
         seed=7,
     ),
+    "train-tokenizer-wordpiece": _train(
+        model="wordpiece",
+        pre_tokenizer="llama3",
+        normalizer="nfkc",
+        special_tokens=["<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        unk_token="<unk>",
+        special_tokens_place="last",
+        compare_with=TOKENIZER,
+        held_out=0.25,
+    ),
     "build-probe-rows": _probes(),
     "build-probe-rows-options": _probes(
         seed=-3,

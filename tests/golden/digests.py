@@ -102,7 +102,9 @@ def _without_sizes(value: Any) -> Any:
 def _tokenizer(path: Path) -> Iterator[Any]:
     """What decides ids: vocabulary, merges in order, special tokens, how text is cut."""
     raw = json.loads(path.read_bytes())
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in raw["model"]["merges"]]
+    merges = [
+        merge.split(" ") if isinstance(merge, str) else merge for merge in raw["model"].get("merges", [])
+    ]
     yield raw["model"]["vocab"]
     yield merges
     yield [[token["id"], token["content"], token["special"]] for token in raw["added_tokens"]]

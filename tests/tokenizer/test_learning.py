@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
-QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WITH_UNKNOWN = {"special_tokens": ["<unk>", *CHATML], "unk_token": "<unk>"}
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -63,14 +67,14 @@ def characters(limit: int | None = None) -> tuple[Tokenizer, Any]:
     )
 
 
-def wordpiece() -> tuple[Tokenizer, Any]:
+def wordpiece(first: Sequence[str] = ()) -> tuple[Tokenizer, Any]:
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.pre_tokenizer = as_bytes(cut=True)
     return tokenizer, trainers.WordPieceTrainer(
         vocab_size=900,
         min_frequency=2,
         initial_alphabet=BYTES,
-        special_tokens=["<unk>", *CHATML],
+        special_tokens=["<unk>", *CHATML, *first],
         show_progress=False,
     )
 
@@ -150,8 +154,14 @@ def test_the_vocabulary_is_that_of_the_library(sample: Path, tmp_path: Path, cas
     tokenizer.train_from_iterator([texts_of(sample)], trainer)
     expected = json.loads(tokenizer.to_str())["model"]
     if case == "wordpiece":
-        # The library numbers the pieces that continue a word in the order of a hash table.
-        assert model["vocab"].keys() == expected["vocab"].keys()
+        # The library numbers pieces that continue a word in the order of a hash table, and breaks ties by number.
+        plain = expected["vocab"].keys()
+        assert len(model["vocab"].keys() & plain) > 0.95 * len(plain)
+        tokenizer, trainer = wordpiece(
+            sorted(piece for piece in plain if piece[:2] == "##" and len(piece) == 3)
+        )
+        tokenizer.train_from_iterator([texts_of(sample)], trainer)
+        assert model["vocab"] == tokenizer.get_vocab()
     elif case == "unigram":
         # The library's scores, and the order of nearly equal ones, differ from process to process.
         scores, others = dict(model["vocab"]), dict(expected["vocab"])
@@ -254,13 +264,15 @@ def test_what_wordpiece_loses(sample: Path, tmp_path: Path) -> None:
     folder = trained(sample, tmp_path, **CASES["wordpiece"][0])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     kept = 0
-    for text in difficult_texts():
+    known = set("".join(texts_of(sample)))
+    for whole in difficult_texts():
+        text = "".join(character for character in whole if character in known | {"#"})
         encoded = tokenizer.encode(text)
         words = [word for word, _ in as_bytes(cut=True).pre_tokenize_str(text)]
         if "<unk>" not in encoded.tokens and not any(word.startswith("##") for word in words):
             assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == text
             kept += 1
-    assert kept > 50
+    assert kept > 400
     for text in texts_of(sample):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.encode("a" * 1000).tokens.count("<unk>") == 0
