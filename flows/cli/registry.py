@@ -62,7 +62,7 @@ SAMPLE_CORPUS = _entry(
 )
 TRAIN_TOKENIZER = _entry(
     "train-tokenizer",
-    "train a byte-level BPE tokenizer on a sample",
+    "train a tokenizer on a sample",
     "tokenizer",
     "TrainTokenizerConfig",
 )

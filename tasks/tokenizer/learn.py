@@ -44,6 +44,8 @@ def learn(texts: Texts, config: TrainTokenizerConfig) -> Any:
     continuing = _continuing(texts, config, alphabet) if config.model is Model.WORDPIECE else []
     special = [*config.all_special_tokens, *continuing]
     tokenizer.train_from_iterator(texts(), _trainer(config, alphabet, special, config.vocabulary_size))
+    if config.model is Model.UNIGRAM:
+        tokenizer = _without_repeats(tokenizer)
     if continuing:
         tokenizer = _without_added(tokenizer, len(config.all_special_tokens))
     if config.special_tokens_place is Place.LAST:
@@ -101,6 +103,19 @@ def _continuing(texts: Texts, config: TrainTokenizerConfig, alphabet: list[str])
     return sorted(
         token for token in tokenizer.get_vocab() if token.startswith(CONTINUES) and len(token) == length
     )
+
+
+def _without_repeats(tokenizer: Any) -> Any:
+    """Return the tokenizer without learned pieces that are special tokens: its trainer lists such a text twice."""
+    description = json.loads(tokenizer.to_str())
+    pieces: dict[str, float] = {}
+    for piece, score in description["model"]["vocab"]:
+        pieces.setdefault(piece, score)
+    description["model"]["vocab"] = list(pieces.items())
+    ids = {piece: id_ for id_, piece in enumerate(pieces)}
+    for token in description["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    return type(tokenizer).from_str(json.dumps(description))
 
 
 def _without_added(tokenizer: Any, first: int) -> Any:

@@ -207,6 +207,15 @@ def test_the_special_tokens_of_unigram_may_be_last(sample: Path, tmp_path: Path)
     assert tokenizer.encode("☃").ids == [size - 4]
 
 
+def test_a_special_token_in_the_texts_is_one_token(tmp_path: Path) -> None:
+    """The library's Unigram lists a text that it learned, and that is a special token, twice."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["<|im_end|> a <|im_end|>"] * 3}), tmp_path / "in" / "a.parquet")
+    folder = trained(tmp_path / "in", tmp_path / "out", model="unigram", pre_tokenizer="none")
+    vocabulary = [piece for piece, _ in model_of(folder)["vocab"]]
+    assert vocabulary[:3] == CHATML and len(set(vocabulary)) == len(vocabulary)
+
+
 @pytest.mark.parametrize("case", ["wordpiece", "limit_alphabet", "characters"])
 def test_processes_agree(sample: Path, tmp_path: Path, case: str) -> None:
     """The library's WordPiece differs between processes; ours does not."""
