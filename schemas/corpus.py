@@ -110,6 +110,12 @@ class CorpusDatasetConfig(Config):
         description="Additional columns of the source to copy into the sample.",
         json_schema_extra={"uniqueItems": True},
     )
+    where: dict[str, str | int | bool] = Field(
+        default_factory=dict,
+        title="Row filter",
+        description="Keep only rows in which the column equals the value or is a list that contains it. Others are "
+        "filtered out before selection.",
+    )
 
     @field_validator("buckets", "stars_filter", mode="before")
     @classmethod
@@ -167,6 +173,12 @@ class SampleCorpusConfig(Config):
     output_format: Literal["parquet"] = Field(
         "parquet", title="Output format", description="Only parquet is supported."
     )
+    id_column: bool | str = Field(
+        False,
+        title="Id column",
+        description="Add the document id that was hashed, bucket#path#row, as a column: true for the name id, "
+        "or a name.",
+    )
     max_rows: int = Field(
         500_000,
         ge=1,
@@ -213,8 +225,20 @@ class SampleCorpusConfig(Config):
         ge=1,
         le=LARGEST,
         title="Batch rows",
-        description="Has no effect; accepted so that older configurations still load.",
+        description="Most rows read at once; about 1 MiB is read at once if that is less.",
     )
+
+    @model_validator(mode="after")
+    def _id_column_is_free(self) -> SampleCorpusConfig:
+        name = self.id_name
+        if self.id_column == "" or name in OWN_COLUMNS:
+            raise ValueError(f"id_column must not be empty or one of {', '.join(OWN_COLUMNS)}; got {name!r}")
+        for key, dataset in self.datasets.items():
+            if name in dataset.keep_columns:
+                raise ValueError(
+                    f"id_column {name!r} is also one of datasets.{key}.keep_columns; name it otherwise"
+                )
+        return self
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> SampleCorpusConfig:
@@ -234,6 +258,13 @@ class SampleCorpusConfig(Config):
     @property
     def tags(self) -> tuple[str, ...]:
         return tuple(self.datasets)
+
+    @property
+    def id_name(self) -> str | None:
+        """The name of the id column, if there is one."""
+        if isinstance(self.id_column, str):
+            return self.id_column
+        return "id" if self.id_column else None
 
     @property
     def filters_length(self) -> bool:

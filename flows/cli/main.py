@@ -89,6 +89,8 @@ def _parser() -> _Parser:
     common.add_argument("--debug", action="store_true", help="print tracebacks")
     for flow in FLOWS:
         command = commands.add_parser(flow.name, parents=[common, _run_options()], help=flow.summary)
+        for name, field, summary in flow.options:
+            command.add_argument(name, type=int, metavar="N", dest=field, help=summary)
         command.set_defaults(run=_run, flow=flow)
     validate = commands.add_parser(
         "validate", parents=[common], help="check a run, a folder of shards or a file"
@@ -174,6 +176,9 @@ def _run(options: argparse.Namespace) -> int:
         raw["output_dir"] = options.output_dir
     if options.workers is not None:
         raw["workers"] = options.workers
+    for _, field, _ in options.flow.options:
+        if getattr(options, field) is not None:
+            raw[field] = getattr(options, field)
     config = options.flow.parse(raw)
     summary = run_or_find(
         options.flow, config, options.runner, options.verify, options.force, options.address

@@ -26,6 +26,7 @@ class FlowEntry:
         schema: module of the configuration model; `config` is the model's name.
         identity: module with `DOMAIN` and `identify(config)`.
         module: name of the flow's module in `package`, and of the flow in it.
+        options: for each command-line option of this flow alone its name, the field that it sets, and its help.
     """
 
     name: str
@@ -35,6 +36,7 @@ class FlowEntry:
     identity: str
     module: str
     package: str = "flows"
+    options: tuple[tuple[str, str, str], ...] = ()
 
     def parse(self, raw: Any) -> Any:
         """Return the validated configuration.
@@ -46,10 +48,18 @@ class FlowEntry:
         return model.parse(raw)
 
 
-def _entry(name: str, summary: str, domain: str, config: str) -> FlowEntry:
+def _entry(
+    name: str, summary: str, domain: str, config: str, options: tuple[tuple[str, str, str], ...] = ()
+) -> FlowEntry:
     """Describe a flow of ours, whose modules are named after its domain."""
     return FlowEntry(
-        name, summary, f"schemas.{domain}", config, f"tasks.{domain}.identity", name.replace("-", "_")
+        name=name,
+        summary=summary,
+        schema=f"schemas.{domain}",
+        config=config,
+        identity=f"tasks.{domain}.identity",
+        module=name.replace("-", "_"),
+        options=options,
     )
 
 
@@ -59,6 +69,11 @@ SAMPLE_CORPUS = _entry(
     "draw an exact, seeded sample from bucketed Parquet corpora",
     "corpus",
     "SampleCorpusConfig",
+    (
+        ("--io-workers", "io_workers", "how many files are inspected at once"),
+        ("--max-rows", "max_rows", "most rows of an output file"),
+        ("--batch-size", "batch_rows", "most rows read at once"),
+    ),
 )
 TRAIN_TOKENIZER = _entry(
     "train-tokenizer",

@@ -47,7 +47,7 @@ def identify(config: SampleCorpusConfig) -> Identity[BucketSource]:
     fields = config.hash_fields()
     # In a list, because the order of data sets and buckets is the order of the output.
     fields["datasets"] = [
-        [key, {**dataset.hash_fields(["name", "glob", "keep_columns"]), "text": dataset.text}]
+        [key, {**dataset.hash_fields(["name", "glob", "keep_columns", "where"]), "text": dataset.text}]
         for key, dataset in config.datasets.items()
     ]
     inputs = [[b.key, b.bucket, b.count, b.missing, b.named_digests()] for b in buckets]

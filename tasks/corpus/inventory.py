@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
 from tasks.corpus.identity import BucketSource
+from tasks.corpus.where import can_match
+from tasks.inputs.columns import is_bytes, is_text, without_views
 from tasks.inputs.files import InputFile
 from tasks.run.identity import Identity
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
@@ -42,6 +44,7 @@ class SourceFile:
         may_hold_nulls: the footer does not rule out null texts.
         keep_types: Arrow types of the columns to keep.
         seen: what the file looked like when it was hashed.
+        holds_bytes: the text column is of bytes, which may be no text.
     """
 
     path: str
@@ -51,10 +54,16 @@ class SourceFile:
     may_hold_nulls: bool
     keep_types: tuple[str, ...] = ()
     seen: tuple[int, ...] = ()
+    holds_bytes: bool = False
 
     @property
     def rows(self) -> int:
         return sum(group.rows for group in self.groups)
+
+    @property
+    def may_be_bad(self) -> bool:
+        """Whether a row may have no text."""
+        return self.may_hold_nulls or self.holds_bytes
 
 
 @dataclass(frozen=True)
@@ -164,23 +173,36 @@ def _look(
                 raise pa.ArrowInvalid(f"the footer promises {metadata.num_rows} rows")
             if thorough:
                 _read_through(file, dataset, metadata.num_rows)
-            types = tuple(str(file.schema_arrow.field(column).type) for column in dataset.keep_columns)
-            nulls = _may_hold_nulls(metadata, dataset.text)
-            return SourceFile(str(entry.path), entry.name, digest, groups, nulls, types, tuple(seen))
+            schema = file.schema_arrow
+            return SourceFile(
+                path=str(entry.path),
+                name=entry.name,
+                digest=digest,
+                groups=groups,
+                may_hold_nulls=_may_hold_nulls(metadata, dataset.text),
+                holds_bytes=is_bytes(schema.field(dataset.text).type),
+                keep_types=tuple(
+                    str(without_views(schema.field(column).type)) for column in dataset.keep_columns
+                ),
+                seen=tuple(seen),
+            )
     except PARQUET_ERRORS as error:
         return SkippedFile(entry.name, "unreadable_file", f"not a readable Parquet file: {error}")
 
 
 def _column_fault(schema: pa.Schema, dataset: CorpusDatasetConfig) -> tuple[str, str] | None:
-    for column in (dataset.text, *dataset.keep_columns):
+    for column in (dataset.text, *dataset.keep_columns, *dataset.where):
         if len(schema.get_all_field_indices(column)) != 1:
             known = ", ".join(schema.names[:10])
             return "missing_column", f"no column {column!r} (columns: {known})"
     kind = schema.field(dataset.text).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return "bad_column", f"the text column {dataset.text!r} is {kind}, not string"
+    if not (is_text(kind) or is_bytes(kind)):
+        return "bad_column", f"the text column {dataset.text!r} is {kind}, not string or binary"
+    for column in dataset.where:
+        kind = schema.field(column).type
+        if not can_match(kind):
+            wanted = "a text, number, truth value or list of them"
+            return "bad_column", f"the column {column!r} of where is {kind}, not {wanted}"
     return None
 
 
@@ -206,7 +228,7 @@ def _may_hold_nulls(metadata: pq.FileMetaData, column: str) -> bool:
 
 
 def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int) -> None:
-    columns = [dataset.text, *dataset.keep_columns]
+    columns = list(dict.fromkeys([dataset.text, *dataset.keep_columns, *dataset.where]))
     seen = sum(batch.num_rows for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False))
     if seen != rows:
         raise pa.ArrowInvalid(f"{rows - seen} rows of the footer are not in the pages")

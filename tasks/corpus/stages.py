@@ -36,29 +36,40 @@ def screen_jobs(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[l
     return [_screen_bucket(config, bucket) for bucket in buckets]
 
 
+def is_screened(config: SampleCorpusConfig, bucket: Bucket, file: SourceFile) -> bool:
+    """Return whether rows of the file may be left out before selection."""
+    return config.filters_length or bool(bucket.inputs.dataset.where) or file.may_be_bad
+
+
 def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob]:
     groups: list[list[SourceFile]] = []
     rows = _SCREEN_ROWS
     for file in bucket.files:
-        if not (config.filters_length or file.may_hold_nulls):
+        if not is_screened(config, bucket, file):
             continue
         if rows >= _SCREEN_ROWS:
             groups.append([])
             rows = 0
         groups[-1].append(file)
         rows += file.rows
-    text = bucket.inputs.dataset.text
-    bounds = {"min_characters": config.min_characters, "max_characters": config.max_characters}
+    dataset = bucket.inputs.dataset
+    bounds = {
+        "min_characters": config.min_characters,
+        "max_characters": config.max_characters,
+        **dataset.hash_fields(["where"]),
+    }
     return [
         ScreenJob(
             output_dir=absolute_root(config),
             stage=DOMAIN.stage_key(
-                "screen", text=text, files=[[file.name, file.digest] for file in files], **bounds
+                "screen", text=dataset.text, files=[[file.name, file.digest] for file in files], **bounds
             ),
             files=tuple(files),
-            text=text,
+            text=dataset.text,
             min_characters=config.min_characters,
             max_characters=config.max_characters,
+            where=dataset.where,
+            batch_rows=config.batch_rows,
             label=bucket.label,
             seen={file.path: file.seen for file in files},
         )
@@ -157,7 +168,12 @@ def write_jobs(config: SampleCorpusConfig, selections: Sequence[Selection]) -> l
 def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[ShardCut, ...]) -> WriteJob:
     dataset = selection.bucket.inputs.dataset
     bucket = selection.bucket.inputs.bucket
-    options = config.hash_fields(["compression", "compression_level", "min_characters", "max_characters"])
+    options = {
+        **config.hash_fields(
+            ["compression", "compression_level", "min_characters", "max_characters", "id_column"]
+        ),
+        **dataset.hash_fields(["where"]),
+    }
     # If a bucket keeps all its rows, which rows those are does not depend on the seed.
     rule = "all" if selection.cutoff == KEEP_ALL else [config.random_seed, bucket, *selection.cutoff]
     pieces = [
@@ -181,6 +197,8 @@ def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[S
         dataset=dataset.name,
         text=dataset.text,
         keep_columns=dataset.keep_columns,
+        id_column=config.id_name,
+        batch_rows=config.batch_rows,
         cutoff=selection.cutoff,
         compression=config.compression,
         compression_level=config.compression_level,

@@ -7,7 +7,7 @@ below a cutoff, they are the smallest; and if the sample contains the texts of j
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
 from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
+from tasks.corpus.stages import is_screened
+from tasks.corpus.where import matches
+from tasks.corpus.write import document_ids
+from tasks.inputs.columns import as_text
 from tasks.run.identity import Identity
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 from tasks.storage.reading import read_bytes
@@ -126,7 +130,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
         return [_unproved(folder, f"the source cannot be read: {error}")]
     if identity.run_hash != manifest.run_hash:
         return [_unproved(folder, "the source or its path has changed since the run")]
-    rows = _SampleRows(shards)
+    rows = _SampleRows(shards, [*OWN_COLUMNS, *([config.id_name] if config.id_name else [])])
     for bucket, entry in zip(buckets, manifest.statistics["buckets"], strict=True):
         fault = _prove_bucket(config, bucket, Cutoff(*entry["cutoff"]), rows, full)
         if fault is not None:
@@ -156,11 +160,10 @@ def _prove_bucket(
     config: SampleCorpusConfig, bucket: Bucket, cutoff: Cutoff, rows: _SampleRows, full: bool
 ) -> Fault | None:
     dataset, name, wanted = bucket.inputs.dataset, bucket.inputs.bucket, bucket.inputs.count
-    reads = full or config.filters_length or any(file.may_hold_nulls for file in bucket.files)
     eligible = kept = 0
     for index, file in enumerate(bucket.files):
         mask = keep_rows(config.random_seed, name, file.name, IdRange(index, 0, file.rows), cutoff)
-        if not reads:
+        if not (full or is_screened(config, bucket, file)):
             eligible += file.rows
             kept += int(mask.sum())
             continue
@@ -169,7 +172,11 @@ def _prove_bucket(
             eligible += int(allowed.sum())
             kept += int(chosen.sum())
             if full:
-                fault = rows.expect(text.filter(pa.array(chosen)), dataset.name, name)
+                expected = text.filter(pa.array(chosen))
+                others = {}
+                if config.id_name is not None:
+                    others[config.id_name] = document_ids(name, file.name, row + np.flatnonzero(chosen))
+                fault = rows.expect(expected, dataset.name, name, others)
                 if fault is not None:
                     return fault
     if kept != min(wanted, eligible):
@@ -183,20 +190,22 @@ def _texts(
 ) -> Iterator[tuple[int, pa.Array, NDArray[np.bool_]]]:
     """Yield the first row, the texts, and which of them may be sampled, batch by batch."""
     row = 0
-    for batch in iter_columns(file.path, file.name, range(len(file.groups)), [dataset.text]):
-        text = batch.column(0).cast(pa.string())
+    columns = list(dict.fromkeys([dataset.text, *dataset.where]))
+    for batch in iter_columns(file.path, file.name, range(len(file.groups)), columns, config.batch_rows):
+        text, _ = as_text(batch.column(0))
         length = pc.fill_null(pc.utf8_length(text), -1).to_numpy(zero_copy_only=False)
         allowed = length >= config.min_characters
         if config.max_characters is not None:
             allowed &= length <= config.max_characters
-        yield row, text, allowed
+        yield row, text, allowed & matches(batch, dataset.where)
         row += batch.num_rows
 
 
 class _SampleRows:
     """Compare the sample's rows, in order, with those the source says they should be."""
 
-    def __init__(self, shards: list[Path]) -> None:
+    def __init__(self, shards: list[Path], columns: list[str]) -> None:
+        self._columns = columns
         self._batches = self._read(shards)
         self._batch: pa.RecordBatch | None = None
         self._shard = ""
@@ -206,27 +215,36 @@ class _SampleRows:
         for shard in shards:
             self._shard, self._row = str(shard), 0
             with open_parquet(shard) as file:
-                yield from file.iter_batches(_BATCH_ROWS, columns=list(OWN_COLUMNS), use_threads=False)
+                yield from file.iter_batches(_BATCH_ROWS, columns=self._columns, use_threads=False)
 
     def left(self) -> bool:
         """Return whether there are rows that were not expected."""
         rest = self._batch.num_rows if self._batch is not None else 0
         return bool(rest) or any(batch.num_rows for batch in self._batches)
 
-    def expect(self, texts: pa.Array, dataset: str, bucket: str) -> Fault | None:
-        """Compare the next rows with these texts of this data set and bucket; return the first difference."""
-        while len(texts):
+    def expect(
+        self, texts: pa.Array, dataset: str, bucket: str, others: Mapping[str, pa.Array]
+    ) -> Fault | None:
+        """Compare the next rows with these texts of this data set and bucket; return the first difference.
+
+        Args:
+            others: more columns of the sample, by name.
+        """
+        own = (texts, pa.repeat(dataset, len(texts)), pa.repeat(bucket, len(texts)))
+        wanted = {**dict(zip(OWN_COLUMNS, own, strict=True)), **others}
+        done = 0
+        while done < len(texts):
             if self._batch is None or not self._batch.num_rows:
                 self._batch = next(self._batches, None)
                 if self._batch is None:
                     return Fault(
                         where=self._shard, rule="selection", detail="the sample ends before its last row"
                     )
-            count = min(len(texts), self._batch.num_rows)
-            expected = [texts.slice(0, count), *(pa.repeat(pa.scalar(v), count) for v in (dataset, bucket))]
-            for column, values in zip(OWN_COLUMNS, expected, strict=True):
+            count = min(len(texts) - done, self._batch.num_rows)
+            for column, values in wanted.items():
+                expected = values.slice(done, count)
                 found = self._batch.column(self._batch.schema.get_field_index(column)).slice(0, count)
-                differs = np.flatnonzero(pc.not_equal(found, values).to_numpy(zero_copy_only=False))
+                differs = np.flatnonzero(pc.not_equal(found, expected).to_numpy(zero_copy_only=False))
                 if len(differs):
                     where = f"{self._shard}:{self._row + int(differs[0])}"
                     return Fault(
@@ -234,5 +252,5 @@ class _SampleRows:
                     )
             self._batch = self._batch.slice(count)
             self._row += count
-            texts = texts.slice(count)
+            done += count
         return None

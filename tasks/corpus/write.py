@@ -27,6 +27,7 @@ from tasks.corpus.reading import iter_columns
 from tasks.corpus.row_groups import row_groups
 from tasks.corpus.select import Eligibility, kept_rows
 from tasks.corpus.selection.cutoff import Cutoff, IdRange
+from tasks.inputs.columns import as_text
 from tasks.run.contract import Job
 from tasks.storage.atomic import AtomicFile
 
@@ -42,6 +43,8 @@ class WriteJob(Job):
         shards: the pieces of each shard.
         dataset: value of the column `source_dataset`; `bucket`: value of `source_bucket`.
         text: the source's text column; `keep_columns`: other columns to copy.
+        id_column: name of the column for document ids, if there is one.
+        batch_rows: most rows read at once.
     """
 
     task: ClassVar[str] = "write"
@@ -51,6 +54,8 @@ class WriteJob(Job):
     dataset: str
     text: str
     keep_columns: tuple[str, ...]
+    id_column: str | None
+    batch_rows: int
     cutoff: Cutoff
     compression: SampleCompression
     compression_level: int
@@ -99,21 +104,35 @@ def write_sample(job: WriteJob) -> Receipt:
 
 
 def _selected(job: WriteJob, piece: SourceRows) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows of a piece: the text column first, then the columns to keep."""
+    """Yield the selected rows of a piece: the text, the document id if wanted, the columns to keep."""
     eligible = Eligibility({piece.file: piece.bitmap})
     ids = IdRange(piece.file, piece.start, piece.stop)
     kept = kept_rows(job.seed, job.bucket, piece.name, ids, job.cutoff, eligible)
     # Rows of the groups read that lie outside the piece belong to other shards.
     row = piece.first_row - piece.start
     columns = [job.text, *job.keep_columns]
-    for batch in iter_columns(piece.path, piece.name, range(piece.first_group, piece.end_group), columns):
+    groups = range(piece.first_group, piece.end_group)
+    for batch in iter_columns(piece.path, piece.name, groups, columns, job.batch_rows):
         low, high = max(row, 0), min(row + batch.num_rows, len(kept))
         if low < high:
             chosen = np.flatnonzero(kept[low:high])
             if len(chosen):
                 taken = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen + (low - row)))
-                yield _plain_text(taken)
+                taken = _plain_text(taken)
+                if job.id_column is not None:
+                    ids = document_ids(job.bucket, piece.name, piece.start + low + chosen)
+                    taken = taken.add_column(1, job.id_column, ids)
+                yield taken
         row += batch.num_rows
+
+
+def document_ids(bucket: str, name: str, rows: NDArray[np.int64]) -> pa.Array:
+    """Return the ids that are hashed, as `string`.
+
+    >>> document_ids("4.0", "a/b.parquet", np.array([0, 17])).to_pylist()
+    ['4.0#a/b.parquet#0', '4.0#a/b.parquet#17']
+    """
+    return pc.binary_join_element_wise(f"{bucket}#{name}", pa.array(rows).cast(pa.string()), "#")
 
 
 def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -121,7 +140,7 @@ def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
     text = batch.column(0)
     if pa.types.is_string(text.type):
         return batch
-    return batch.set_column(0, batch.schema.field(0).with_type(pa.string()), text.cast(pa.string()))
+    return batch.set_column(0, batch.schema.field(0).with_type(pa.string()), as_text(text)[0])
 
 
 class _SampleWriter:
@@ -142,9 +161,9 @@ class _SampleWriter:
             source.column(0),
             pa.repeat(pa.scalar(self._job.dataset), len(source)),
             pa.repeat(pa.scalar(self._job.bucket), len(source)),
-            *(source.column(name) for name in self._job.keep_columns),
+            *source.columns[1:],
         ]
-        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *self._job.keep_columns])
+        table = pa.Table.from_arrays(columns, names=[*OWN_COLUMNS, *source.column_names[1:]])
         if self._writer is None:
             self._writer = self._open(table.schema)
         self._writer.write_table(table, row_group_size=len(table))

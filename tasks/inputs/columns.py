@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.verdict import Fault
@@ -22,7 +23,46 @@ def is_text(found: pa.DataType) -> bool:
     """Return whether values of this type are text, however they are stored."""
     if pa.types.is_dictionary(found):
         found = found.value_type
-    return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(found) for is_kind in kinds)
+
+
+def is_bytes(found: pa.DataType) -> bool:
+    """Return whether values of this type are bytes, which may be no text."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(is_kind(found) for is_kind in kinds)
+
+
+def without_views(found: pa.DataType) -> pa.DataType:
+    """Return the type in which Arrow can filter and take values: it cannot do either with views.
+
+    >>> without_views(pa.string_view()), without_views(pa.binary_view()), without_views(pa.int64())
+    (DataType(string), DataType(binary), DataType(int64))
+    """
+    if pa.types.is_string_view(found):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(found) else found
+
+
+def as_text(values: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return texts or bytes as `string`, null where bytes are not valid UTF-8, and bool[n] that says where.
+
+    >>> texts, invalid = as_text(pa.array([b"a", b"\\xff", None]))
+    >>> texts.to_pylist(), invalid.tolist()
+    (['a', None, None], [False, True, False])
+    """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    invalid = np.zeros(len(values), dtype=bool)
+    try:
+        return values.cast(pa.string()), invalid
+    except pa.ArrowInvalid:
+        # Look value by value only now: nearly every column is valid.
+        plain = values.cast(pa.large_binary())
+        invalid[:] = [not _is_utf8(value) for value in plain.to_pylist()]
+        return pc.if_else(pa.array(~invalid), plain, None).cast(pa.string()), invalid
 
 
 def check_columns(path: Path, columns: Mapping[str, tuple[IsType, str]]) -> tuple[int, list[Fault]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.errors import InputError
-from tasks.run.rejects import RejectWriter
+from tasks.inputs.columns import as_text
 from tasks.storage.parquet import open_parquet, parquet_faults
 
 _BATCH_ROWS = 1024
 _LABELS = ("source_dataset", "source_bucket")
 
+_NULL = ("null_text", "text is null")
+_INVALID = ("invalid_utf8", "text is not valid UTF-8")
+
+# Called with file, row, reason and detail, as `RejectWriter.add`.
+Reject = Callable[[str, int, str, str], None]
 # Path and name of each file of a sample, in order.
 Shards = Sequence[tuple[str, str]]
 
 
 def batches(
-    shards: Shards, seed: int, share: float, rejects: RejectWriter | None = None
+    shards: Shards, seed: int, share: float, reject: Reject | None = None
 ) -> Iterator[tuple[str, pa.Array, NDArray[np.bool_]]]:
     """Yield label, texts without nulls, and bool[n] that says which are held out; each batch is from one bucket.
 
     Args:
         seed, share: decide which rows are held out.
-        rejects: where to list the rows without a text.
+        reject: called for each row without a text.
 
     Raises:
         InputError: a shard has no text column, or cannot be read.
@@ -39,11 +44,11 @@ def batches(
         first = 0
         for batch in _read(Path(path)):
             held_out = rng.random(batch.num_rows) < share
-            texts = batch.column(0).cast(pa.string())
+            texts, invalid = as_text(batch.column(0))
             valid = texts.is_valid().to_numpy(zero_copy_only=False)
-            if rejects is not None:
+            if reject is not None:
                 for row in np.flatnonzero(~valid).tolist():
-                    rejects.add(name, first + row, "null_text", "text is null")
+                    reject(name, first + row, *(_INVALID if invalid[row] else _NULL))
             first += batch.num_rows
             for label, rows in _by_label(batch):
                 chosen = np.zeros(batch.num_rows, dtype=bool)

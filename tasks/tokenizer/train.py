@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.tokenizer.base import learn_from
 from tasks.tokenizer.learn import learn
-from tasks.tokenizer.rows import Shards, batches, count_held_out
+from tasks.tokenizer.rows import Reject, Shards, batches, count_held_out
 from tasks.tokenizer.save import save_tokenizer, settings
 
 
@@ -55,9 +56,14 @@ def train_tokenizer(job: TrainJob) -> Receipt:
     """
     config = job.config
     shares: dict[str, _Share] = {}
+    rejected: Counter[str] = Counter()
     with RejectWriter(job.folder / REJECTS) as rejects:
-        tokenizer, description = _learn(job, shares, rejects)
-        nulls = rejects.rows
+
+        def reject(file: str, row: int, reason: str, detail: str) -> None:
+            rejects.add(file, row, reason, detail)
+            rejected[reason] += 1
+
+        tokenizer, description = _learn(job, shares, reject)
         records = rejects.finish(job.root)
     trained = sum(share.rows for share in shares.values())
     held_out = sum(share.held_out_rows for share in shares.values())
@@ -68,10 +74,10 @@ def train_tokenizer(job: TrainJob) -> Receipt:
     return job.receipt(
         records,
         RowLedger(
-            rows_in=trained + held_out + nulls,
+            rows_in=trained + held_out + rejected.total(),
             rows_used=trained,
             not_selected=held_out,
-            rejected={"null_text": nulls} if nulls else {},
+            rejected=dict(rejected),
         ),
         {
             "vocabulary_size": int(tokenizer.get_vocab_size()),
@@ -80,11 +86,11 @@ def train_tokenizer(job: TrainJob) -> Receipt:
     )
 
 
-def _learn(job: TrainJob, shares: dict[str, _Share], rejects: RejectWriter) -> tuple[Any, dict[str, Any]]:
+def _learn(job: TrainJob, shares: dict[str, _Share], reject: Reject) -> tuple[Any, dict[str, Any]]:
     def texts() -> Iterator[list[str]]:
         # Some models read the sample more than once; its rows count once.
         counts = not shares
-        found = batches(job.shards, job.config.seed, job.config.held_out, rejects if counts else None)
+        found = batches(job.shards, job.config.seed, job.config.held_out, reject if counts else None)
         for label, rows, held_out in found:
             if counts:
                 share = shares.setdefault(label, _Share())
