@@ -173,7 +173,7 @@ class SampleCorpusConfig(Config):
     output_format: Literal["parquet"] = Field(
         "parquet", title="Output format", description="Only parquet is supported."
     )
-    id_column: bool | str = Field(
+    id_column: bool | Annotated[str, Field(min_length=1)] = Field(
         False,
         title="Id column",
         description="Add the document id that was hashed, bucket#path#row, as a column: true for the name id, "
@@ -231,8 +231,8 @@ class SampleCorpusConfig(Config):
     @model_validator(mode="after")
     def _id_column_is_free(self) -> SampleCorpusConfig:
         name = self.id_name
-        if self.id_column == "" or name in OWN_COLUMNS:
-            raise ValueError(f"id_column must not be empty or one of {', '.join(OWN_COLUMNS)}; got {name!r}")
+        if name in OWN_COLUMNS:
+            raise ValueError(f"id_column must not be one of {', '.join(OWN_COLUMNS)}; got {name!r}")
         for key, dataset in self.datasets.items():
             if name in dataset.keep_columns:
                 raise ValueError(
