@@ -228,6 +228,13 @@ class SampleCorpusConfig(Config):
         description="Most rows read at once; about 1 MiB is read at once if that is less.",
     )
 
+    @field_validator("id_column", mode="before")
+    @classmethod
+    def _id_column_is_named(cls, value: Any) -> Any:
+        if not isinstance(value, bool | str) or value == "":
+            raise ValueError("expected true, false or the name of the column")
+        return value
+
     @model_validator(mode="after")
     def _id_column_is_free(self) -> SampleCorpusConfig:
         name = self.id_name
