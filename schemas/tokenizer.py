@@ -31,6 +31,7 @@ PUBLISHED = {TOKENIZER: f"latest/{TOKENIZER}"}
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
+UNKNOWN = "<unk>"
 
 # ChatML, with generation blocks: the assistant's text, its tool calls and its end-of-turn token carry loss. A content
 # may be a text, a list of text parts, or null. Tools and tool calls are written as Hermes and Qwen write them.
@@ -230,8 +231,8 @@ class TrainTokenizerConfig(Config):
         None,
         min_length=1,
         title="Unknown",
-        description="One of the special tokens, for what the vocabulary cannot spell. Needed by wordpiece and by "
-        "alphabet characters; elsewhere nothing is unknown.",
+        description="One of the special tokens, for what the vocabulary cannot spell, with wordpiece or alphabet "
+        f"characters; by default {UNKNOWN}, before the others. Elsewhere nothing is unknown.",
     )
     base: str | None = by_content(
         None,
@@ -278,7 +279,11 @@ class TrainTokenizerConfig(Config):
     @property
     def all_special_tokens(self) -> tuple[str, ...]:
         """The special tokens in the order of their ids; of a base, only those to add to its own."""
-        return self.extra_special_tokens if self.base else self.special_tokens + self.extra_special_tokens
+        if self.base:
+            return self.extra_special_tokens
+        listed = self.special_tokens + self.extra_special_tokens
+        is_default = self.unk is not None and self.unk_token is None and self.unk not in listed
+        return (UNKNOWN, *listed) if is_default else listed
 
     @property
     def eos(self) -> str | None:
@@ -289,6 +294,18 @@ class TrainTokenizerConfig(Config):
     def pad(self) -> str | None:
         """The padding token; `None`: that of the base."""
         return self.pad_token or (None if self.base else END_OF_TEXT)
+
+    @property
+    def unk(self) -> str | None:
+        """The unknown token; `None`: nothing is unknown, or the base knows."""
+        if self.base or not self.may_be_unknown:
+            return self.unk_token
+        return self.unk_token or UNKNOWN
+
+    @property
+    def may_be_unknown(self) -> bool:
+        """Whether there are texts that the vocabulary cannot spell."""
+        return self.alphabet is Alphabet.CHARACTERS or self.model is Model.WORDPIECE
 
     @property
     def merged_from(self) -> int:
@@ -330,7 +347,7 @@ def _of_the_model(config: TrainTokenizerConfig) -> Iterator[str]:
     tokens = config.all_special_tokens
     if len(set(tokens)) != len(tokens):
         yield f"special_tokens must be distinct, with extra_special_tokens; got {list(tokens)}"
-    named = (("eos_token", config.eos), ("pad_token", config.pad), ("unk_token", config.unk_token))
+    named = (("eos_token", config.eos), ("pad_token", config.pad), ("unk_token", config.unk))
     for field, token in named:
         if token is not None and token not in tokens:
             yield f"{field} {token!r} must be one of special_tokens {list(tokens)}"
@@ -344,14 +361,8 @@ def _of_the_model(config: TrainTokenizerConfig) -> Iterator[str]:
         yield "limit_alphabet needs alphabet: characters, and the model bpe or wordpiece"
     if config.pre_tokenizer is PreTokenizer.NONE and model is Model.WORDPIECE:
         yield "pre_tokenizer none makes a whole text one word, which wordpiece cannot encode; choose another"
-    needs_unknown = characters or model is Model.WORDPIECE
-    if needs_unknown != (config.unk_token is not None):
-        what = f"the model {model} with alphabet {config.alphabet}"
-        yield (
-            f"unk_token is needed by {what}: for example special_tokens: ['<unk>', ...] and unk_token: '<unk>'"
-            if needs_unknown
-            else f"unk_token has no effect on {what}, which can encode every text; remove it"
-        )
+    if config.unk_token is not None and not config.may_be_unknown:
+        yield f"unk_token has no effect on the model {model} over bytes, which can encode every text; remove it"
     alphabet = 1 if characters else _BYTES
     if config.vocabulary_size < alphabet + len(tokens):
         what = "one character" if characters else f"{_BYTES} bytes"

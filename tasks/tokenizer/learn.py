@@ -63,7 +63,7 @@ def _trainer(config: TrainTokenizerConfig, alphabet: list[str], special: list[st
         "show_progress": False,
     }
     if config.model is Model.UNIGRAM:
-        return trainers.UnigramTrainer(unk_token=config.unk_token, **common)
+        return trainers.UnigramTrainer(unk_token=config.unk, **common)
     if config.limit_alphabet is not None:
         common["limit_alphabet"] = len(alphabet)
     if config.model is Model.WORDPIECE:

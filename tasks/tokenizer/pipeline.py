@@ -59,8 +59,8 @@ def _model(config: TrainTokenizerConfig) -> Any:
         # Its trainer is given the unknown token.
         return models.Unigram()
     if config.model is Model.WORDPIECE:
-        return models.WordPiece(unk_token=config.unk_token, max_input_chars_per_word=_LONGEST_WORD)
-    return models.BPE(unk_token=config.unk_token) if config.unk_token else models.BPE()
+        return models.WordPiece(unk_token=config.unk, max_input_chars_per_word=_LONGEST_WORD)
+    return models.BPE(unk_token=config.unk) if config.unk else models.BPE()
 
 
 def _pre_tokenizer(config: TrainTokenizerConfig) -> Any:

@@ -17,7 +17,7 @@ def settings(config: TrainTokenizerConfig, chat_template: str) -> dict[str, Any]
 
     Tokens that have no role are declared as well: otherwise transformers does not count them among `all_special_ids`.
     """
-    named = {"eos_token": config.eos, "pad_token": config.pad, "unk_token": config.unk_token}
+    named = {"eos_token": config.eos, "pad_token": config.pad, "unk_token": config.unk}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -207,6 +207,19 @@ def test_the_special_tokens_of_unigram_may_be_last(sample: Path, tmp_path: Path)
     assert tokenizer.encode("☃").ids == [size - 4]
 
 
+@pytest.mark.parametrize("options", [{"model": "wordpiece"}, {"model": "unigram", "alphabet": "characters"}])
+def test_the_unknown_token_comes_first_if_none_is_named(
+    sample: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    folder = trained(sample, tmp_path / "default", **options)
+    named = trained(sample, tmp_path / "named", **WITH_UNKNOWN, **options)
+    found, other = (json.loads((path / "tokenizer_config.json").read_text()) for path in (folder, named))
+    assert found == other and found["unk_token"] == "<unk>"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [tokenizer.id_to_token(id_) for id_ in range(4)] == ["<unk>", *CHATML]
+    assert tokenizer.encode("☃").ids[-1] == 0
+
+
 def test_a_special_token_in_the_texts_is_one_token(tmp_path: Path) -> None:
     """The library's Unigram lists a text that it learned, and that is a special token, twice."""
     (tmp_path / "in").mkdir()
