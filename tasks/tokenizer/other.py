@@ -11,9 +11,9 @@ from tasks.storage.listing import entries
 from tasks.storage.reading import read_bytes
 from tasks.tokenizer.loading import TOKENIZER_FILE
 
-# All small files of a model's folder, whichever of them its class reads; not the weights.
+# All small files of a model's folder, whichever of them its class reads; not those of weights and training.
 _PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm")
-_OF_WEIGHTS = "*.index.json"
+_UNREAD = ("*.index.json", "generation_config.json", "trainer_state.json", "*_results.json")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def find_other(path: str, revision: str | None, field: str, revision_field: str)
     if not folder.is_dir():
         folder = _from_hub(path, revision, field, revision_field)
     files = {file for pattern in _PATTERNS for file in entries(folder, pattern) if file.is_file()}
-    files -= set(entries(folder, _OF_WEIGHTS))
+    files -= {file for pattern in _UNREAD for file in entries(folder, pattern)}
     if folder / TOKENIZER_FILE not in files:
         raise ConfigError(
             f"there is no {TOKENIZER_FILE} in {folder}; name a folder or hub id that has one",
@@ -89,7 +89,7 @@ def _from_hub(path: str, revision: str | None, field: str, revision_field: str) 
         raise MissingExtraError.of("huggingface_hub", "sft", "a tokenizer from the hub") from None
     try:
         found = snapshot_download(
-            path, revision=revision, allow_patterns=list(_PATTERNS), ignore_patterns=[_OF_WEIGHTS]
+            path, revision=revision, allow_patterns=list(_PATTERNS), ignore_patterns=list(_UNREAD)
         )
     except Exception as error:
         raise ConfigError(

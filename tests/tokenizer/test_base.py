@@ -88,6 +88,8 @@ def test_the_place_of_a_base_does_not_matter(sample: Path, tmp_path: Path) -> No
     two, _ = train(sample, tmp_path / "two", base=str(copy))
     assert one.run_hash == two.run_hash
     assert published_digests(tmp_path / "one" / "latest") == published_digests(tmp_path / "two" / "latest")
+    (copy / "trainer_state.json").write_text("{}")
+    assert train(sample, tmp_path / "two", base=str(copy))[0].run_hash == one.run_hash
     (copy / "config.json").write_text('{"model_type": "qwen2"}')
     assert train(sample, tmp_path / "two", base=str(copy))[0].run_hash != one.run_hash
 
