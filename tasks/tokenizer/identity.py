@@ -11,15 +11,18 @@ from schemas.errors import ConfigError, InputError
 from schemas.tokenizer import CHAT_TEMPLATE, FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
 from tasks.inputs.files import InputFile, files_below
 from tasks.inputs.texts import template_source
+from tasks.inputs.tokenizers import LocatedTokenizer, locate_tokenizer
 from tasks.run.contract import Domain
 from tasks.run.find import Found, find, refuse_runs_below
 from tasks.run.identity import Identity, Source, fingerprint
-from tasks.tokenizer.other import OtherTokenizer, find_other
+from tasks.tokenizer.loading import TOKENIZER_FILE
 
 DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
 
 _SHARDS = ("train-*.parquet",)
 _ANY = ("*.parquet",)
+# Another tokenizer is trained from, or measured, by its pipeline, which only this file has.
+_ONE_OF = (TOKENIZER_FILE,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +38,8 @@ class TrainIdentity(Identity[Source]):
     stage: str
     compare_stage: str
     chat_template: str
-    base: OtherTokenizer | None
-    compared: OtherTokenizer | None
+    base: LocatedTokenizer | None
+    compared: LocatedTokenizer | None
 
 
 def identify(config: TrainTokenizerConfig) -> TrainIdentity:
@@ -50,12 +53,12 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
     template = template_source(config.chat_template, "chat_template")
     base = compared = None
     if config.base is not None:
-        base = find_other(config.base, config.base_revision, "base", "base_revision")
+        base = locate_tokenizer(config.base, config.base_revision, "base", "base_revision", _ONE_OF)
     else:
         template = template or CHAT_TEMPLATE
     if config.compare_with is not None:
-        compared = find_other(
-            config.compare_with, config.compare_revision, "compare_with", "compare_revision"
+        compared = locate_tokenizer(
+            config.compare_with, config.compare_revision, "compare_with", "compare_revision", _ONE_OF
         )
     found = _sample(Path(config.sample).expanduser())
     files = _shards(found)

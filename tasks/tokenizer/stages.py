@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.run.contract import absolute_root
 from tasks.tokenizer.compare import CompareJob
 from tasks.tokenizer.identity import TrainIdentity
+from tasks.tokenizer.loading import TOKENIZER_FILE
 from tasks.tokenizer.rows import Shards
 from tasks.tokenizer.train import TrainJob
 
@@ -34,7 +37,7 @@ def compare_jobs(config: TrainTokenizerConfig, identity: TrainIdentity) -> list[
             shards=_shards(identity),
             seed=config.seed,
             held_out=config.held_out,
-            tokenizer=str(identity.compared.file),
+            tokenizer=str(Path(identity.compared.folder, TOKENIZER_FILE)),
             seen=identity.seen,
         )
     ]

@@ -173,7 +173,7 @@ def _made(tmp_path: Path, tokenizer: Path) -> dict[str, tuple[dict[str, Any], st
     return {
         "no such folder": ({"path": "/no/such/tokenizer"}, "missing_tokenizer", "'/no/such/tokenizer'"),
         "empty folder": ({"path": str(nothing)}, "missing_tokenizer", "expected tokenizer.json in"),
-        "hub id without revision": ({"path": "some/model"}, "missing_tokenizer", "set its revision"),
+        "hub id without revision": ({"path": "some/model"}, "missing_tokenizer", "set tokenizer.revision"),
         "broken": ({"path": _broken_tokenizer(tmp_path / "broken")}, "bad_tokenizer", "cannot load"),
         "no template": (
             {"path": _without_template(tmp_path / "plain", tokenizer)},

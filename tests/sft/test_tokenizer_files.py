@@ -18,7 +18,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.sft import TokenizerConfig
-from tasks.sft.chat.tokenizer_source import TOKENIZER_FILES, find_tokenizer, tokenizer_files
+from tasks.inputs.tokenizers import TOKENIZER_FILES, tokenizer_files
+from tasks.sft.chat.tokenizer_source import find_tokenizer
 
 
 def digest(folder: Path) -> str:
@@ -180,7 +181,7 @@ def test_what_cannot_be_a_hub_id_is_a_missing_folder(path: str) -> None:
 
 
 def test_a_name_without_a_revision_may_be_a_folder_or_a_hub_id() -> None:
-    with pytest.raises(ConfigError, match=r"there is no folder 'gpt2'.* set its revision") as caught:
+    with pytest.raises(ConfigError, match=r"there is no folder .gpt2..* set tokenizer.revision") as caught:
         find_tokenizer(TokenizerConfig(path="gpt2"))
     assert caught.value.where == "tokenizer.revision"
 
