@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +37,62 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [value / total for value in values]
 
 
-def blend_order(weights: Sequence[float], num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+@dataclass(frozen=True)
+class Part:
+    """One data set of a blend.
+
+    Attributes:
+        bins, tokens: what is stored of it.
+        weight: its share of the samples as the weights ask, 0 to 1.
+        share: its share of the stored bins, 0 to 1: what a trainer sees that reads every bin once.
+        epochs: how often each of its bins is read while the blend draws as many samples as there are bins.
+    """
+
+    dataset: str
+    bins: int
+    tokens: int
+    weight: float
+    share: float
+    epochs: float
+
+
+def effective_epochs(
+    datasets: Sequence[str], bins: Sequence[int], tokens: Sequence[int], weights: Sequence[float]
+) -> list[Part]:
+    """Compute what a blend makes of its data sets; the arguments are in the same order.
+
+    Args:
+        datasets: their names.
+        bins: at least one in each.
+        tokens: tokens in those bins.
+        weights: on any scale.
+
+    Raises:
+        ConfigError: a weight is not valid.
+
+    >>> for part in effective_epochs(["chat", "code"], [44, 56], [400, 500], [1, 1]):
+    ...     print(part.dataset, part.weight, part.share, round(part.epochs, 2))
+    chat 0.5 0.44 1.14
+    code 0.5 0.56 0.89
+    """
+    total = sum(bins)
+    return [
+        Part(name, have, stored, weight, have / total, weight * total / have)
+        for name, have, stored, weight in zip(datasets, bins, tokens, normalised(weights), strict=True)
+    ]
+
+
+def blend_order(
+    weights: Sequence[float], num_samples: int, taken: Sequence[int] | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Choose the data set of each sample, and the sample's number within it.
 
     After any k samples, data set i has been taken `weights[i] * k` times, plus or minus less than one.
 
     Args:
         weights: must add up to 1.
+        taken: how often each data set was taken by earlier samples, if the order goes on from there; what it was
+            taken is all there is to know, so a continued order is the same as one in a single stretch.
 
     Returns:
         int32[num_samples], int64[num_samples].
@@ -50,23 +100,29 @@ def blend_order(weights: Sequence[float], num_samples: int) -> tuple[NDArray[np.
     >>> sources, numbers = blend_order([0.5, 0.25, 0.25], 8)
     >>> sources.tolist(), numbers.tolist()
     ([0, 1, 2, 0, 0, 1, 2, 0], [0, 0, 0, 1, 2, 1, 1, 3])
+    >>> [values.tolist() for values in blend_order([0.5, 0.25, 0.25], 3, taken=[3, 1, 1])]
+    [[1, 2, 0], [1, 1, 3]]
     """
+    counts = [0] * len(weights) if taken is None else list(taken)
+    done = sum(counts)
     sources = np.zeros(num_samples, np.int32)
-    numbers = np.arange(num_samples, dtype=np.int64)
+    numbers = np.arange(done, done + num_samples, dtype=np.int64)
     if len(weights) == 1:
         return sources, numbers
     slack = 1 / (2 * len(weights) - 2)
-    taken = [0] * len(weights)
     # (release, source) of sources that may not be taken yet, (deadline, source) of those that may.
-    waiting = sorted((slack / weight, source) for source, weight in enumerate(weights))
+    waiting = sorted(
+        ((count + slack) / weight, source)
+        for source, (count, weight) in enumerate(zip(counts, weights, strict=True))
+    )
     ready: list[tuple[float, int]] = []
-    for sample in range(num_samples):
-        while waiting and (waiting[0][0] <= sample + 1 or not ready):
+    for place in range(num_samples):
+        while waiting and (waiting[0][0] <= done + place + 1 or not ready):
             source = heapq.heappop(waiting)[1]
-            heapq.heappush(ready, ((taken[source] + 1 - slack) / weights[source], source))
+            heapq.heappush(ready, ((counts[source] + 1 - slack) / weights[source], source))
         source = heapq.heappop(ready)[1]
-        sources[sample] = source
-        numbers[sample] = taken[source]
-        taken[source] += 1
-        heapq.heappush(waiting, ((taken[source] + slack) / weights[source], source))
+        sources[place] = source
+        numbers[place] = counts[source]
+        counts[source] += 1
+        heapq.heappush(waiting, ((counts[source] + slack) / weights[source], source))
     return sources, numbers
