@@ -122,6 +122,21 @@ class TestContract:
         for value in item.values():
             assert value.base is not None and not value.flags.writeable
 
+    def test_items_compare_as_lists_do(self, make: Make) -> None:
+        one, other = make(), make()
+        for number in (0, 61, NUM_ROWS - 1, -1):
+            item = one[number]
+            ids, mask, boundaries = key(item)
+            assert item == {"input_ids": ids, "seq_boundaries": boundaries, "loss_mask": mask}
+            assert item == other[number] and item["seq_boundaries"] == tuple(boundaries)
+            assert item["input_ids"] != [*ids, 1] and item["input_ids"] != ids[:-1]
+            assert item["input_ids"][1:] == ids[1:]
+        assert one[0] != one[1]
+        # Anything else is numpy's.
+        assert (one[0]["input_ids"] == np.array(ids[:1])).tolist() == [
+            t == ids[0] for t in one[0]["input_ids"]
+        ]
+
     def test_out_of_range(self, make: Make) -> None:
         dataset = make()
         with pytest.raises(IndexError):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 from tasks.sft.datasets.order import WINDOW
+from tasks.sft.datasets.values import Values
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.memmap_reader import MemmapShard
@@ -30,7 +31,7 @@ from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.sft.shards.remote import UriParquetShard
 from tasks.sft.shards.shard import BadShardError, Shard, ShardMetadata
 
-# input_ids int32[n], seq_boundaries int64[sequences + 1], loss_mask uint8[n]; all read-only.
+# input_ids int32[n], seq_boundaries int64[sequences + 1], loss_mask uint8[n]; all `Values`, read-only.
 Bin = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]
 
 # Bins read together if the format has no row groups; the same as the row groups we write.
@@ -43,7 +44,8 @@ class _Group:
 
     def __init__(self, bins: RawBins, where: str) -> None:
         _check(bins, where)
-        self._ids, self._mask = _as(bins.ids, np.int32, where), _as(bins.mask, np.uint8, where)
+        self._ids = _as(bins.ids, np.int32, where).view(Values)
+        self._mask = _as(bins.mask, np.uint8, where).view(Values)
         self._offsets = bins.ids_offsets.tolist()
         self._boundaries, ends = _boundaries(bins.starts, bins.starts_offsets, np.diff(bins.ids_offsets))
         self._ends = ends.tolist()
@@ -59,8 +61,10 @@ class _Mapped:
 
     def __init__(self, shard: MemmapShard) -> None:
         lengths, offsets = shard.index
-        # Use plain arrays: slicing a `numpy.memmap` costs ten times as much.
-        self._ids, self._mask = (np.asarray(shard.arrays[name]) for name in ("input_ids", "loss_mask"))
+        # Slicing a `numpy.memmap` costs ten times as much.
+        self._ids, self._mask = (
+            np.asarray(shard.arrays[name]).view(Values) for name in ("input_ids", "loss_mask")
+        )
         starts = np.asarray(shard.arrays["seq_starts"])
         self._boundaries, self._ends = _boundaries(starts, offsets, lengths)
         self._lengths = lengths
@@ -78,7 +82,7 @@ def _boundaries(
     ends = offsets + np.arange(len(offsets))
     boundaries = np.insert(starts.astype(np.int64), offsets[1:], lengths)
     boundaries.flags.writeable = False
-    return boundaries, ends
+    return boundaries.view(Values), ends
 
 
 def _as(values: NDArray[Any], dtype: type[np.integer[Any]], where: str) -> NDArray[Any]:

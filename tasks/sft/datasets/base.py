@@ -13,18 +13,22 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, InputError
 from tasks.sft.datasets.access import Bin
 from tasks.sft.datasets.collate import Collate, StaticShape
-from tasks.sft.datasets.order import EpochOrder, SampleMapping
+from tasks.sft.datasets.order import EpochOrder, SampleMapping, SampleNumber
 
 
 class SftDataset(ABC):
     """Packed bins as samples.
 
     A sample is `{"input_ids": int32[n], "seq_boundaries": int64[sequences + 1], "loss_mask": uint8[n]}`, read-only
-    views of the data. A negative number is a padding sample: the sample that Python's indexing would return, with a
-    mask of zeros; the sign is checked before the mapping, which would hide it.
+    views of the data that compare with lists, see `Values`. A negative number is a padding sample: the sample that
+    Python's indexing would return, with a mask of zeros; the sign is checked before the mapping, which would hide it.
 
-    `max_num_samples` sets the number of samples: the bins in a seeded order, epoch after epoch, each a permutation.
+    `max_num_samples` sets the number of samples: the bins in a seeded order, pass after pass, each a permutation.
     Without it, sample i is bin i.
+
+    The order goes on from epoch to epoch: epoch 1 starts with the sample after the last one of epoch 0, so over the
+    epochs each bin is read as often as every other, plus or minus one. `dataset[i]` is sample i of the epoch chosen
+    with `set_epoch`, or of the number's own epoch if it is a `SampleNumber`, as the ones from `PackedSampler` are.
 
     Arguments of every data set:
 
@@ -42,6 +46,7 @@ class SftDataset(ABC):
                 f"{max_num_samples} is out of range; allowed: 0 or more", where="max_num_samples"
             )
         self.max_num_samples, self.seed, self.window = max_num_samples, seed, window
+        self.epoch = 0
         self._mapping: SampleMapping | None = None
         self._start = self._position = 0
 
@@ -73,12 +78,33 @@ class SftDataset(ABC):
             raise IndexError(f"sample {index} of {length}")
         # Trainers fill up a global batch with -1, -2 and so on, even if there are fewer samples.
         number = int(index) % length if is_padding else int(index)
-        if self.max_num_samples is not None:
-            number = self._mapped(number)
-        ids, boundaries, mask = self.bin(number)
+        epoch = index.epoch if isinstance(index, SampleNumber) else self.epoch
+        ids, boundaries, mask = self.drawn(number, epoch)
         if is_padding:
             mask = np.zeros_like(mask)
         return {"input_ids": ids, "seq_boundaries": boundaries, "loss_mask": mask}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of samples asked for by plain numbers, and start its iteration at the beginning.
+
+        Raises:
+            ConfigError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ConfigError(f"{epoch} is out of range; allowed: 0 or more", where="epoch")
+        if epoch != self.epoch:
+            self.epoch, self._start, self._position = epoch, 0, 0
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether the samples of an epoch depend on the epoch; if not, each is all bins once."""
+        return self.max_num_samples is not None
+
+    def drawn(self, sample: int, epoch: int) -> Bin:
+        """Return the bin that is a sample of an epoch, 0 <= sample < len(self)."""
+        if self.max_num_samples is None:
+            return self.bin(sample)
+        return self.bin(self._mapped(epoch * len(self) + sample))
 
     @property
     def sample_groups(self) -> NDArray[np.int64]:
@@ -97,7 +123,7 @@ class SftDataset(ABC):
         return self._mapping[sample]
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield all samples in order; the first time after `load_state_dict`, from the saved position."""
+        """Yield the samples of the epoch in order; the first time after `load_state_dict`, from its position."""
         start, self._start = self._start, 0
         for position in range(start, len(self)):
             self._position = position + 1
@@ -105,12 +131,12 @@ class SftDataset(ABC):
         self._position = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of iteration as plain numbers.
+        """Return epoch and position of iteration as plain numbers.
 
         It only covers `for sample in dataset`. Samples that a loader fetches by number are counted by its sampler, or
         by `tasks.sft.datasets.loader.PackedLoader`.
         """
-        return {"position": self._position, "samples": len(self), "seed": self.seed}
+        return {"epoch": self.epoch, "position": self._position, "samples": len(self), "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume where `state` was saved.
@@ -118,9 +144,11 @@ class SftDataset(ABC):
         Raises:
             ConfigError: `other_state`, it belongs to another data set.
         """
-        expected = {**self.state_dict(), "position": state.get("position")}
-        if state != expected or not 0 <= state["position"] <= len(self):
+        epoch, position = state.get("epoch", 0), state.get("position")
+        expected = {**self.state_dict(), "epoch": epoch, "position": position}
+        if {"epoch": 0, **state} != expected or not 0 <= state["position"] <= len(self):
             raise ConfigError(f"the state {state} does not belong to this data set", code="other_state")
+        self.set_epoch(epoch)
         self._start = self._position = state["position"]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from schemas.errors import ConfigError, MissingExtraError
 from tasks.sft.datasets.base import SftDataset
-from tasks.sft.datasets.order import EpochOrder, Share
+from tasks.sft.datasets.order import EpochOrder, SampleNumber, Share
 
 # At least this many places of the order are computed at a time; any of them needs a whole window's permutation.
 _BLOCK = 4096
@@ -33,7 +33,8 @@ _BLOCK = 4096
 class PackedSampler:
     """Yield the sample numbers of one rank, epoch by epoch; a `sampler` for `torch.utils.data.DataLoader`.
 
-    The order depends on data set, seed, window, epoch, rank and world size; not on batch size or workers.
+    The order depends on data set, seed, window, epoch, rank and world size; not on batch size or workers. Numbers of
+    a data set whose epochs differ (a blend, or `max_num_samples`) carry their epoch, see `SampleNumber`.
 
     Args:
         dataset: the data set to sample.
@@ -66,6 +67,7 @@ class PackedSampler:
             window=dataset.window if window is None else window,
             share=share,
         )
+        self._epochs_differ = dataset.epochs_differ
         self.epoch = 0
         self._start = self._position = 0
 
@@ -86,7 +88,7 @@ class PackedSampler:
         for low in range(start, len(self), step):
             for sample in self._order.places(self.epoch, low, min(low + step, len(self))).tolist():
                 self._position += 1
-                yield sample
+                yield SampleNumber(sample, self.epoch) if self._epochs_differ else sample
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the position of the training loop as plain numbers and words.

@@ -23,6 +23,30 @@ WINDOW = 2048
 PADDING = -1
 
 
+class SampleNumber(int):
+    """A sample's number that also says of which epoch; otherwise the same as the number.
+
+    Where a data set draws other samples in each epoch, the number alone would not do: a loader's workers have copies
+    of the data set, which hear of no epoch but the one they started with.
+
+    Attributes:
+        epoch: from 0.
+
+    >>> number = SampleNumber(7, epoch=2)
+    >>> number, number == 7, number.epoch
+    (7, True, 2)
+    """
+
+    epoch: int
+
+    # The default is for pickle, which sets the attribute afterwards.
+    def __new__(cls, number: int, epoch: int = 0) -> SampleNumber:
+        """Attach an epoch to a number."""
+        made = super().__new__(cls, number)
+        made.epoch = epoch
+        return made
+
+
 @dataclass(frozen=True)
 class Share:
     """The part of every epoch that one data-parallel rank reads.
