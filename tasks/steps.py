@@ -32,7 +32,7 @@ log = logging.getLogger("gristmill.report")
 @task(name="validate", persist_result=False)
 def validate(config: ValidateConfig) -> Verdict:
     """Validate everything at one path; the verdict lists the faults."""
-    return validate_path(Path(config.path), full=config.level == "full")
+    return validate_path(config.path, full=config.level == "full")
 
 
 @task(name="report", persist_result=False)

@@ -190,7 +190,7 @@ def _run(options: argparse.Namespace) -> int:
 def _validate(options: argparse.Namespace) -> int:
     from tasks.outputs.validate import validate_path
 
-    verdict = validate_path(Path(options.path), full=options.level == "full")
+    verdict = validate_path(options.path, full=options.level == "full")
     if options.json:
         print(json.dumps({"ok": verdict.ok, **verdict.model_dump(mode="json")}))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemas import corpus, probes, sft, tokenizer
 from schemas.inspection import Inspection
@@ -43,7 +44,9 @@ class Domain:
         is_file: tests a file by its name, or a folder by its contents.
         columns: columns that identify a Parquet file; none if it is never Parquet.
         run_files: the data files of a run.
-        validate_run: check a run beyond manifest, digests and ledger; `full` reads every row.
+        validate_run: check a run beyond manifest, digests and ledger; takes the run, its manifest, and whether to
+            read every row.
+        is_remote: whether files behind a URI can be validated.
         validate_files: check loose files; takes the files, `file` or `folder`, and the path that the user gave.
         inspect: return numbers and some rows; takes the output, rows to show, the first row, a tokenizer's folder.
         query: return the tables of a query.
@@ -54,10 +57,17 @@ class Domain:
     is_file: Callable[[Path], bool]
     columns: frozenset[str]
     run_files: Callable[[Found[Path]], Sequence[Path]]
-    validate_run: Callable[[Path, RunManifest, bool], Verdict] | None
-    validate_files: Callable[[Sequence[Path], str, str], Verdict]
+    validate_run: Callable[[Found[Any], RunManifest, bool], Verdict] | None
+    validate_files: Callable[[Sequence[Any], str, str], Verdict]
     inspect: Callable[[Outputs, int, int, Path | None], Inspection]
     query: Callable[[Outputs], Tables]
+    is_remote: bool = False
+
+
+def _in_folder(
+    validate: Callable[[Path, RunManifest, bool], Verdict],
+) -> Callable[[Found[Any], RunManifest, bool], Verdict]:
+    return lambda run, manifest, full: validate(run.folder, manifest, full)
 
 
 def _never(path: Path) -> bool:
@@ -83,20 +93,20 @@ _NO_COLUMNS: frozenset[str] = frozenset()
 # Fields in the order of the class.
 PACKED = Domain(
     "packed bins", sft.FLOW, _is_packed, _PACKED_COLUMNS, lambda run: find_shards(run.folder),
-    validate_packed, validate_shards, inspect_packed, query_packed,
+    validate_packed, validate_shards, inspect_packed, query_packed, is_remote=True,
 )  # fmt: skip
 DOCUMENTS = Domain(
     "sampled documents", corpus.FLOW, _never, frozenset(corpus.OWN_COLUMNS),
     lambda run: [file for file in run.outputs(ending=PARQUET) if file.parent == run.folder],
-    validate_sample, validate_documents, inspect_documents, query_documents,
+    _in_folder(validate_sample), validate_documents, inspect_documents, query_documents,
 )  # fmt: skip
 TOKENIZER = Domain(
     "tokenizer", tokenizer.FLOW, _is_tokenizer, _NO_COLUMNS, lambda run: run.outputs(ending=f"/{TOKENIZER_FILE}"),
-    validate_tokenizer, validate_tokenizers, inspect_tokenizer, query_tokenizer,
+    _in_folder(validate_tokenizer), validate_tokenizers, inspect_tokenizer, query_tokenizer,
 )  # fmt: skip
 PROBES = Domain(
     "probe rows", probes.FLOW, _is_records, _NO_COLUMNS, lambda run: run.outputs(ending=probes.SHARD_SUFFIX),
-    validate_probes, validate_records, inspect_probes, query_probes,
+    _in_folder(validate_probes), validate_records, inspect_probes, query_probes,
 )  # fmt: skip
 REJECTED = Domain(
     "rejected rows", None, _never, _REJECT_COLUMNS, lambda run: run.outputs(REJECTS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemas.errors import ConfigError, GristmillError, InputError
 from tasks.outputs.domains import DOMAINS, PACKED, PARQUET, REJECTED, Domain
@@ -74,7 +75,7 @@ def find_outputs(path: Path) -> tuple[Domain, Outputs]:
     return domain, Outputs(str(path), domain.kind, pile.files, pile.rejects)
 
 
-def domain_of(run: Found[Path]) -> Domain:
+def domain_of(run: Found[Any]) -> Domain:
     """Return the domain of a run.
 
     Raises:
@@ -87,7 +88,7 @@ def domain_of(run: Found[Path]) -> Domain:
             return domain
     known = ", ".join(sorted(domain.flow for domain in DOMAINS if domain.flow))
     raise ConfigError(
-        f"unknown flow {flow!r}; known: {known}", code="unknown_output", where=str(run.folder / MANIFEST)
+        f"unknown flow {flow!r}; known: {known}", code="unknown_output", where=str(run.at(MANIFEST))
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +19,8 @@ from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count
 from tasks.run.find import Found
 from tasks.run.layout import MANIFEST
-from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.parquet import PARQUET_ERRORS, parquet_file
+from tasks.storage.remote import open_location
 
 REJECTS = "rejects/"
 
@@ -43,12 +45,13 @@ def validate_rejects(files: Sequence[Path], kind: str, where: str) -> Verdict:
     )
 
 
-def check_ledger(run: Found[Path]) -> list[Fault]:
+def check_ledger(run: Found[Any]) -> list[Fault]:
     """Check that the reject files list the rejected rows that the ledger counts."""
     listed: Counter[str] = Counter()
     for file in run.outputs(REJECTS):
         try:
-            for batch in _batches(file, ["reason"]) if file.is_file() else ():
+            # What is missing is reported as such.
+            for batch in _batches(file, ["reason"]) if isinstance(file, str) or file.is_file() else ():
                 listed.update(_reasons(batch))
         except InputError as error:
             return [Fault(where=error.where, rule="readable", detail=error.message)]
@@ -56,7 +59,7 @@ def check_ledger(run: Found[Path]) -> list[Fault]:
     if listed == rejected:
         return []
     detail = f"the ledger counts {rejected} as rejected, but the files in {REJECTS} list {dict(listed)}"
-    return [Fault(where=str(run.folder / MANIFEST), rule="ledger", detail=detail)]
+    return [Fault(where=str(run.at(MANIFEST)), rule="ledger", detail=detail)]
 
 
 def inspect_rejects(outputs: Outputs, rows: int, first: int, tokenizer: Path | None = None) -> Inspection:
@@ -103,9 +106,9 @@ def query_rejects(outputs: Outputs) -> Tables:
     return Tables(files={"rejects": outputs.files})
 
 
-def _batches(file: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path | str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     try:
-        with open_parquet(file) as opened:
+        with open_location(file) as source, parquet_file(source) as opened:
             yield from opened.iter_batches(_BATCH_ROWS, columns=columns)
     except PARQUET_ERRORS as error:
         raise InputError(

@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import ConfigError, GristmillError, IntegrityError
+from schemas.errors import ConfigError, GristmillError, InputError, IntegrityError
+from schemas.run import RunManifest
 from schemas.verdict import Fault, Verdict
-from tasks.outputs.domains import REJECTED
+from tasks.outputs.domains import PACKED, REJECTED
 from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
-from tasks.run.find import Found, find
+from tasks.run.find import Found, Kind, find, find_uri, local_path
 from tasks.run.history import published_faults
 from tasks.run.receipts import Verify
+from tasks.sft.shards.remote import all_uri_shards
+from tasks.storage.listing import is_pattern
 
 
-def validate_path(path: Path, full: bool = True) -> Verdict:
+def validate_path(path: Path | str, full: bool = True) -> Verdict:
     """Validate what is at `path`.
 
     Args:
         path: a run folder, an output folder (its latest run), a folder of shards or of reject files, a tokenizer's
-            folder, or one such file.
+            folder, or one such file; also a URI (text) of packed Parquet, in a run or not.
         full: read every row and check digests; otherwise sizes, links and the ledger of a run, and the rows
             of loose files.
 
     Raises:
         ConfigError: nothing there can be validated, or a folder contains files of several kinds.
+        InputError: `remote_input`, it is behind a URI and not packed Parquet.
     """
-    found = find(path)
+    local = local_path(path)
+    if local is None:
+        return _validate_uri(str(path), full)
+    found = find(local)
     return _validate_run(found, full) if found.is_run else _validate_loose(found)
+
+
+def _validate_uri(uri: str, full: bool) -> Verdict:
+    found = None if is_pattern(uri) else find_uri(uri)
+    if found is None or not found.is_run:
+        kind = "file" if found is not None and found.kind is Kind.FILE else "folder"
+        return PACKED.validate_files(all_uri_shards(uri), kind, uri)
+    if isinstance(found.read, RunManifest):
+        domain = domain_of(found)
+        if not domain.is_remote:
+            raise InputError(
+                f"{domain.kind} behind a URI cannot be validated, only packed Parquet can; copy or mount the run",
+                code="remote_input",
+                where=uri,
+            )
+        all_uri_shards(uri)  # raises if they are not Parquet
+    return _validate_run(found, full)
 
 
 def _validate_loose(found: Found[Path]) -> Verdict:
@@ -52,7 +77,7 @@ def _validate_loose(found: Found[Path]) -> Verdict:
     )
 
 
-def _validate_run(found: Found[Path], full: bool) -> Verdict:
+def _validate_run(found: Found[Any], full: bool) -> Verdict:
     folder = found.folder
     try:
         manifest = found.manifest
@@ -68,7 +93,7 @@ def _validate_run(found: Found[Path], full: bool) -> Verdict:
         faults.append(_fault(error, "flow"))
     else:
         if validate is not None:
-            verdict = validate(folder, manifest, full)
+            verdict = validate(found, manifest, full)
             counts |= verdict.counts
             faults += verdict.faults
     return Verdict(path=str(folder), kind="run", counts=counts, faults=tuple(faults))

@@ -197,7 +197,9 @@ def names_below(uri: str) -> list[str]:
         raise _unreadable(error, uri) from error
     names = [path.removeprefix(root).lstrip("/") for path in found]
     _refuse_run_below(((_name(name), _parent(name)) for name in names), uri)
-    return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
+    shown = (name for name in names if not any(part.startswith(".") for part in name.split("/")))
+    # Folder by folder, as `files_below` lists them: "a/x" comes before "a-b/x".
+    return sorted(shown, key=lambda name: name.split("/"))
 
 
 def refuse_runs_below(root: Path, files: Iterable[Path]) -> None:
@@ -238,6 +240,20 @@ def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
                 code="run_below",
                 where=where,
             )
+
+
+def is_file(location: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file at a local path or behind a URI.
+
+    Raises:
+        InputError: `unreadable`.
+        ConfigError: `unsupported_uri`.
+    """
+    path = local_path(location)
+    if path is not None:
+        return path.is_file()
+    store, there = store_at(os.fspath(location))
+    return _Remote(store).kind(there) == "file"
 
 
 def content_of(location: str | os.PathLike[str]) -> bytes:
@@ -284,15 +300,16 @@ def parse_manifest(content: bytes, where: str) -> RunManifest:
 
 def _look(files: _Files, path: str, named: str) -> tuple[Kind, str, RunManifest | IntegrityError | None]:
     kind = files.kind(path)
-    if kind is None:
-        raise ConfigError("nothing is there", code="missing_path", where=named)
     if kind == "file":
         return Kind.FILE, path, None
-    for folder in (path, f"{path}/{LATEST}"):
+    # A web server need not list folders, so their files are asked for before "nothing is there" is certain.
+    for folder in (path, f"{path}/{LATEST}") if kind or isinstance(files, _Remote) else ():
         settled = files.settled(folder)
         read = _manifest_in(files, settled)
         if read is not None:
             return Kind.RUN, settled, read
+    if kind is None:
+        raise ConfigError("nothing is there", code="missing_path", where=named)
     if files.kind(f"{path}/{MARKER}") == "file":
         raise ConfigError(
             "there is no published run in this output folder yet; run its flow to the end",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.errors import IntegrityError
-from schemas.run import Receipt, RunManifest
+from schemas.errors import InputError, IntegrityError
+from schemas.run import FileRecord, Receipt, RunManifest
 from tasks.run.layout import MANIFEST, run_folder
 from tasks.run.receipts import Verify, verify_files
 from tasks.storage.names import link_target
 from tasks.storage.reading import read_bytes
+from tasks.storage.remote import store_at
 
 
 def read_manifest(folder: Path) -> RunManifest:
@@ -36,23 +38,72 @@ def read_manifest(folder: Path) -> RunManifest:
         ) from error
 
 
-def published_faults(folder: Path, manifest: RunManifest, verify: Verify) -> Iterator[IntegrityError]:
-    """Yield an error for every output that is missing or has another size (or digest), and every wrong link."""
+def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) -> Iterator[IntegrityError]:
+    """Yield an error for every output that is missing or has another size (or digest), and every wrong link.
+
+    In a copy of a run links may have become files, as `cp -rL` and object stores make of them: what they hold counts.
+
+    Args:
+        folder: the run's folder, or its URI (text).
+    """
     for record in manifest.outputs:
-        # `verify_files` takes the folder that the paths are relative to: for a manifest, the run folder.
-        output = Receipt(task="publish", stage=manifest.run_hash, part=0, files=(record,))
-        try:
-            verify_files(output, folder, verify)
-        except IntegrityError as error:
-            yield error
+        yield from _faults(folder, record, verify)
     for name, target in manifest.links.items():
-        link = folder / name
-        if link_target(link) != target:
-            yield IntegrityError(
-                f"the link should point to {target!r}; run the flow again to repair it",
-                code="missing_output",
-                where=str(link),
-            )
+        found = link_target(folder / name) if isinstance(folder, Path) else None
+        copies = _copies(name, target, manifest) if found is None else []
+        if found == target or (copies and not any(_faults(folder, copy, verify) for copy in copies)):
+            continue
+        yield IntegrityError(
+            f"this should be a link to {target!r}, or a copy of what is there; run the flow again, or copy the run "
+            "again with its links followed",
+            code="missing_output",
+            where=str(folder / name) if isinstance(folder, Path) else f"{folder}/{name}",
+        )
+
+
+def _copies(link: str, target: str, manifest: RunManifest) -> list[FileRecord]:
+    """Return the files that a copy has under a link's name: one, or those of a folder."""
+    original = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+    return [
+        record.model_copy(update={"path": link + record.path.removeprefix(original)})
+        for record in manifest.outputs
+        if record.path == original or record.path.startswith(f"{original}/")
+    ]
+
+
+def _faults(folder: Path | str, record: FileRecord, verify: Verify) -> list[IntegrityError]:
+    try:
+        if isinstance(folder, Path):
+            # `verify_files` takes the folder that the paths are relative to: for a manifest, the run folder.
+            output = Receipt(task="publish", stage="", part=0, files=(record,))
+            verify_files(output, folder, verify)
+        else:
+            _verify_stored(f"{folder}/{record.path}", record, verify)
+    except IntegrityError as error:
+        return [error]
+    return []
+
+
+def _verify_stored(uri: str, record: FileRecord, verify: Verify) -> None:
+    store, path = store_at(uri)
+    try:
+        found = store.bytes(path) if verify is not Verify.OFF else record.bytes
+        digest = store.sha256(path) if verify is Verify.SHA256 and found == record.bytes else record.sha256
+    except FileNotFoundError:
+        raise IntegrityError(
+            f"an output is missing: expected {record.bytes:,} bytes, found no file",
+            code="missing_output",
+            where=uri,
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error}", code="unreadable", where=uri) from error
+    if (found, digest) != (record.bytes, record.sha256):
+        raise IntegrityError(
+            f"an output changed: expected {record.bytes:,} bytes with SHA-256 {record.sha256}, "
+            f"found {found:,} bytes" + (f" with {digest}" if digest != record.sha256 else ""),
+            code="changed_output",
+            where=uri,
+        )
 
 
 def check_published(folder: Path, manifest: RunManifest, verify: Verify) -> None:

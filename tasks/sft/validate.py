@@ -6,17 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemas.errors import IntegrityError
 from schemas.run import RunManifest
 from schemas.sft import BLEND
 from schemas.verdict import Fault, Verdict
+from tasks.run.find import Found, content_of
 from tasks.run.layout import MANIFEST
 from tasks.sft.packed import PackedSplit
 from tasks.sft.shards.find import shard_format, shard_of
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES
-from tasks.storage.reading import read_bytes
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
@@ -67,43 +68,57 @@ def check_totals(packed: Sequence[PackedSplit], verdict: Verdict) -> None:
         )
 
 
-def validate_packed(folder: Path, manifest: RunManifest, full: bool) -> Verdict:
-    """Validate the blend of a run and, if `full`, every row of its shards and the totals over them."""
-    where = str(folder)
-    faults = _check_blend(folder)
+def validate_packed(run: Found[Any], manifest: RunManifest, full: bool) -> Verdict:
+    """Validate the blend of a run and, if `full`, every row of its shards and the totals over them.
+
+    Args:
+        run: a local run, or one of Parquet shards behind a URI.
+    """
+    where = str(run.folder)
+    faults = _check_blend(run)
     counts: dict[str, int] = {}
     if full:
-        shards = dict.fromkeys(folder / shard for shard in map(shard_of, manifest.outputs) if shard)
-        verdict = validate_shards([shard for shard in shards if shard.exists()], "run", where)
+        shards = dict.fromkeys(run.at(shard) for shard in map(shard_of, manifest.outputs) if shard)
+        # What is missing is reported as such.
+        there = [shard for shard in shards if isinstance(shard, str) or shard.exists()]
+        verdict = validate_shards(there, "run", where)
         counts = {name: value for name, value in verdict.counts.items() if name != "files"}
         faults += verdict.faults
-        faults += _check_totals(folder, manifest, counts)
+        faults += _check_totals(str(run.at(MANIFEST)), manifest, counts)
     return Verdict(path=where, kind="run", counts=counts, faults=tuple(faults))
 
 
-def _check_blend(folder: Path) -> list[Fault]:
+def _check_blend(run: Found[Any]) -> list[Fault]:
     """Check that every path in blend.json leads to a shard, and that every weight is above 0."""
-    path = folder / BLEND
+    path = run.at(BLEND)
+    published = {shard_of(record) for record in run.manifest.outputs}
     try:
-        blend: dict[str, list[str]] = json.loads(read_bytes(path))
-        named = [Path(name) for entries in blend.values() for name in entries[1::2]]
+        blend: dict[str, list[str]] = json.loads(content_of(path))
+        named = [str(name) for entries in blend.values() for name in entries[1::2]]
         weights = [float(weight) for entries in blend.values() for weight in entries[0::2]]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return [Fault(where=str(path), rule="blend", detail=f"not a readable blend: {error}")]
     faults = [
         Fault(where=str(path), rule="blend", detail=f"{name} does not lead to a shard")
         for name in named
-        if not any(shard_format(folder / f"{name}{suffix}") for suffix in SUFFIXES.values())
+        if not any(
+            _is_there(run.at(shard), shard in published) for shard in map(name.__add__, SUFFIXES.values())
+        )
     ]
     if any(weight <= 0 for weight in weights):
         faults.append(Fault(where=str(path), rule="blend", detail="a weight is not greater than 0"))
     return faults
 
 
-def _check_totals(folder: Path, manifest: RunManifest, counts: dict[str, int]) -> list[Fault]:
+def _is_there(shard: Path | str, is_published: bool) -> bool:
+    """Return whether there is a shard; behind a URI, whether the manifest names it."""
+    return is_published if isinstance(shard, str) else shard_format(shard) is not None
+
+
+def _check_totals(where: str, manifest: RunManifest, counts: dict[str, int]) -> list[Fault]:
     return [
         Fault(
-            where=str(folder / MANIFEST),
+            where=where,
             rule="totals",
             detail=f"{name}: {manifest.statistics.get(name)} in the manifest, {counts.get(name, 0)} in the shards",
         )

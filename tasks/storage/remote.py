@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from schemas.errors import ConfigError
+from tasks.storage.reading import open_binary
 from tasks.storage.store import Entry
+
+_PIECE = 1 << 22
 
 
 class FsspecStore:
@@ -23,9 +28,32 @@ class FsspecStore:
     def head(self, path: str) -> Entry | None:
         """See `Store`."""
         try:
-            return Entry(path, self._system.info(path)["type"] == "directory")
+            info = self._system.info(path)
         except FileNotFoundError:
             return None
+        # To fsspec everything behind http is a file; what lists a folder is a page, with or without index.html.
+        is_page = str(info.get("mimetype", "")).startswith("text/html") and not path.endswith(".html")
+        return Entry(path, is_page or info["type"] == "directory")
+
+    def bytes(self, path: str) -> int:
+        """Return the size of a file.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+        """
+        return int(self._system.info(path)["size"])
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file's content, 64 hex digits; it is read in pieces.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+        """
+        digest = hashlib.sha256()
+        with self.open(path) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+        return digest.hexdigest()
 
     def list(self, folder: str) -> list[Entry]:
         """See `Store`."""
@@ -50,6 +78,11 @@ def open_uri(uri: str) -> BinaryIO:
     """Open a file behind a URI to read it by ranges. Errors as `store_at`, and `OSError`."""
     store, path = store_at(uri)
     return store.open(path)
+
+
+def open_location(location: Path | str) -> BinaryIO:
+    """Open a local path, or a file behind a URI (text)."""
+    return open_binary(location) if isinstance(location, Path) else open_uri(location)
 
 
 def store_at(uri: str) -> tuple[FsspecStore, str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from support import chat, config_of, mill_serially, write_jsonl
 
-from schemas.errors import ConfigError
+from flows.cli.main import main
+from schemas.errors import ConfigError, InputError
+from tasks.outputs.validate import validate_path
 from tasks.sft.datasets import BlendedDataset, PackedParquetDataset, create_sft_dataset
 from tasks.sft.shards.find import find_shards
 from tasks.sft.shards.remote import find_uri_shards
@@ -30,17 +34,48 @@ def output(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> P
     return folder / "out"
 
 
-@pytest.fixture(params=["memory", "file"])
+class WebServer(MemoryFileSystem):
+    """Files as fsspec's handler of a web server shows them: a folder is a page, and a missing one is not found."""
+
+    protocol = "weblike"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    lists = True
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("weblike://", "memory://")))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().info(path, **options)
+        if found["type"] == "directory":
+            if not self.lists:
+                raise FileNotFoundError(path)
+            return {**found, "type": "file", "mimetype": "text/html; charset=utf-8"}
+        return {**found, "mimetype": "application/octet-stream"}
+
+
+fsspec.register_implementation("weblike", WebServer)
+
+
+@pytest.fixture(params=["memory", "local", "weblike"])
 def copied(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> Iterator[str]:
     """The output folder copied by a tool that makes files of links."""
     shutil.copytree(output, tmp_path / "copy")
-    if request.param == "file":
+    if request.param == "local":
         yield f"local://{tmp_path}/copy"
         return
-    memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / "copy"), "/bucket/copy", recursive=True)
-    yield "memory://bucket/copy"
-    memory.rm("/bucket", recursive=True)
+    system = fsspec.filesystem(request.param)
+    system.put(str(tmp_path / "copy"), "/bucket/copy", recursive=True)
+    yield f"{request.param}://bucket/copy"
+    system.rm("/bucket", recursive=True)
+
+
+@pytest.fixture(params=["cp -rL", "file://"])
+def copy(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> str:
+    """A copy on the same machine, whose links are files."""
+    shutil.copytree(output, tmp_path / "copy")
+    return f"{'' if request.param == 'cp -rL' else 'file://'}{tmp_path}/copy"
 
 
 def below(run: str | Path, shards: list[Any]) -> list[str]:
@@ -78,6 +113,115 @@ def test_a_run_gives_its_blend(copied: str, output: Path) -> None:
             assert isinstance(blend, BlendedDataset) and isinstance(wanted, BlendedDataset)
             assert blend.weights == wanted.weights
             assert [items(item) for item in blend] == [items(item) for item in wanted]
+
+
+def forms_of(output: Path) -> list[str]:
+    """Every way to name a run, or a part of it."""
+    run = (output / "latest").resolve()
+    at = f"runs/{run.name}"
+    [shards] = (run / "datasets" / "z").glob("*/train")
+    folder = f"{at}/{shards.relative_to(run)}"
+    return [
+        "", "latest", at, "blend.json", "latest/blend.json", f"{at}/blend.json",
+        "splits", "splits/train", "splits/train/*.parquet", "latest/splits/train", f"{at}/splits",
+        f"{at}/datasets", f"{at}/datasets/z", folder, f"{folder}/shard_000001.parquet",
+        f"{at}/datasets/*/*/train/*.parquet", f"{at}/datasets/**/train/*.parquet",
+    ]  # fmt: skip
+
+
+def same_everywhere(base: str, output: Path) -> None:
+    for form in forms_of(output):
+        wanted, found = create_sft_dataset(output / form), create_sft_dataset(f"{base}/{form}".rstrip("/"))
+        assert type(found) is type(wanted), form
+        assert found[0] == wanted[0] and len(found) == len(wanted), form
+        assert [items(item) for item in found] == [items(item) for item in wanted], form
+        if isinstance(wanted, BlendedDataset):
+            assert isinstance(found, BlendedDataset) and found.weights == wanted.weights
+
+
+def test_every_form_of_a_run_gives_the_same_behind_a_uri(copied: str, output: Path) -> None:
+    same_everywhere(copied, output)
+
+
+def test_every_form_of_a_run_gives_the_same_in_a_copy(copy: str, output: Path) -> None:
+    same_everywhere(copy, output)
+
+
+def test_a_server_that_does_not_list_folders(
+    copied: str, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WebServer, "lists", False)
+    for form in ("", "latest", "blend.json"):
+        found, wanted = create_sft_dataset(f"{copied}/{form}".rstrip("/")), create_sft_dataset(output / form)
+        assert [items(item) for item in found] == [items(item) for item in wanted]
+
+
+def test_a_run_is_valid_wherever_it_is(copied: str, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, local = (output / "latest").resolve().name, validate_path(output)
+    assert local.ok and local.counts["bins"] > 10
+    for uri in (copied, f"{copied}/latest", f"{copied}/runs/{run}"):
+        verdict = validate_path(uri)
+        assert (verdict.counts, verdict.faults) == (local.counts, ())
+        assert validate_path(uri, full=False).ok
+    wanted = validate_path(output / "splits" / "train")
+    for form in ("splits/train", "splits/train/*.parquet"):
+        assert validate_path(f"{copied}/{form}").counts == wanted.counts
+    assert main(["validate", copied, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == local.counts
+
+
+def test_a_copy_is_valid_though_its_links_are_files(copy: str, output: Path) -> None:
+    verdict = validate_path(copy)
+    assert (verdict.counts, verdict.faults) == (validate_path(output).counts, ())
+    assert validate_path(copy, full=False).ok
+
+
+def test_a_data_set_is_valid_wherever_it_is(copied: str, output: Path) -> None:
+    wanted = create_sft_dataset(output).validate()
+    assert wanted.ok and wanted.counts == validate_path(output / "splits" / "train").counts
+    for form in ("", "splits/train"):
+        verdict = create_sft_dataset(f"{copied}/{form}".rstrip("/")).validate()
+        assert (verdict.counts, verdict.faults) == (wanted.counts, ())
+
+
+def damaged(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[:-1])
+    elif how == "changed":
+        path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "lost"])
+@pytest.mark.parametrize("place", ["datasets", "splits"])
+@pytest.mark.parametrize("scheme", ["", "local://"])
+def test_damage_in_a_copy_is_found(how: str, place: str, scheme: str, output: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree((output / "latest").resolve(), tmp_path / "copy"))
+    victim = sorted((run / place).rglob("*.parquet"))[1]
+    damaged(victim, how)
+    where = f"{scheme}{run}"
+    verdict = validate_path(where)
+    assert not verdict.ok
+    # fsspec's own name of local:// is file://.
+    assert str(victim) in {fault.where.removeprefix("file://") for fault in verdict.errors}
+    # A quick look compares sizes.
+    assert validate_path(where, full=False).ok == (how == "changed")
+
+
+def test_what_cannot_be_validated_behind_a_uri_says_so(tmp_path: Path, small_tokenizer: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", [chat(f"{n}?", "Yes.") for n in range(20)])
+    mill_serially(config_of(tmp_path / "out", source, small_tokenizer, storage={"format": "memmap"}))
+    with pytest.raises(ConfigError, match="other formats can only be read from local or mounted folders"):
+        validate_path(f"local://{tmp_path}/out")
+    assert validate_path(f"file://{tmp_path}/out").ok
+    (tmp_path / "out" / "latest" / "manifest.json").write_text(
+        (tmp_path / "out" / "latest" / "manifest.json").read_text().replace('"pack-sft"', '"train-tokenizer"')
+    )
+    with pytest.raises(InputError, match="tokenizer behind a URI cannot be validated") as caught:
+        validate_path(f"local://{tmp_path}/out")
+    assert caught.value.code == "remote_input"
 
 
 def items(item: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +299,8 @@ def test_a_loose_blend_behind_a_uri(output: Path) -> None:
         memory.pipe(f"/loose/{name}", (run / name).read_bytes())
     blend, wanted = create_sft_dataset("memory://loose/blend.json"), create_sft_dataset(output)
     assert [items(item) for item in blend] == [items(item) for item in wanted]
+    folder = create_sft_dataset("memory://loose")
+    assert [items(item) for item in folder] == [items(item) for item in wanted]
     memory.pipe("/loose/blend.json", b'{"train": ["1", "datasets/x"]}')
     with pytest.raises(ConfigError, match="the blend names 'datasets/x', which does not exist as Parquet"):
         create_sft_dataset("memory://loose/blend.json")

@@ -28,7 +28,6 @@ from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.parquet_reader import ParquetShard
-from tasks.sft.shards.remote import UriParquetShard
 from tasks.sft.shards.shard import BadShardError, Shard, ShardMetadata
 
 # input_ids int32[n], seq_boundaries int64[sequences + 1], loss_mask uint8[n]; all `Values`, read-only.
@@ -248,21 +247,17 @@ class BinAccess:
             oldest, old = self._open.popitem(last=False)
             self._mapped.pop(oldest, None)
             old.close()
-        shard = self._open[number] = _opened(self.paths[number])
+        shard = self._open[number] = open_shard(self.paths[number])
         if isinstance(shard, MemmapShard):
             self._mapped[number] = _Mapped(shard)
         return shard
-
-
-def _opened(path: Path | str) -> Shard:
-    return UriParquetShard(path) if isinstance(path, str) else open_shard(path)
 
 
 def _index(paths: Sequence[Path | str]) -> ShardIndex:
     bin_offsets, groups = [0], [np.zeros(1, np.int64)]
     seen: dict[str, tuple[Any, Path | str]] = {}
     for path in paths:
-        with _opened(path) as shard:
+        with open_shard(path) as shard:
             if isinstance(shard, ParquetShard):
                 offsets = shard.group_offsets
             else:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
+from schemas.verdict import Verdict
 from tasks.sft.datasets.access import Bin
 from tasks.sft.datasets.collate import Collate, StaticShape
 from tasks.sft.datasets.order import EpochOrder, SampleMapping, SampleNumber
+from tasks.sft.shards.validate import validate_shards
 
 
 class SftDataset(ABC):
@@ -63,6 +66,11 @@ class SftDataset(ABC):
     @abstractmethod
     def bin(self, number: int) -> Bin:
         """Return `input_ids`, `seq_boundaries`, `loss_mask` of the bin `number`, 0 <= number < num_bins."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> tuple[Path | str, ...]:
+        """The shards, in order: local paths, or URIs."""
 
     @abstractmethod
     def close(self) -> None:
@@ -121,6 +129,12 @@ class SftDataset(ABC):
                 )
             self._mapping = SampleMapping(EpochOrder(self.bin_groups, self.seed, window=self.window))
         return self._mapping[sample]
+
+    def validate(self) -> Verdict:
+        """Check every row of every shard; call `raise_if_bad` of the verdict to fail on faults."""
+        # A data set may be in a blend twice.
+        paths = list(dict.fromkeys(self.paths))
+        return validate_shards(paths, "folder", str(paths[0]))
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the samples of the epoch in order; the first time after `load_state_dict`, from its position."""

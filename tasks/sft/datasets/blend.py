@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -139,6 +140,10 @@ class BlendedDataset(SftDataset):
             SampleMapping(EpochOrder(dataset.sample_groups, self.seed + position, window=dataset.window))
             for position, dataset in enumerate(self.datasets)
         ]
+
+    @property
+    def paths(self) -> tuple[Path | str, ...]:
+        return tuple(path for dataset in self.datasets for path in dataset.paths)
 
     def close(self) -> None:
         """Close the files of all data sets; the next access opens them again."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.sft import BLEND, StorageFormat
-from tasks.run.find import Found, Kind, content_of, find, find_uri, local_path, names_below
+from tasks.run.find import Found, Kind, content_of, find, find_uri, is_file, local_path, names_below
 from tasks.run.find import Location as AnyLocation
 from tasks.sft.datasets.base import SftDataset
 from tasks.sft.datasets.blend import BlendedDataset
@@ -46,8 +46,8 @@ def create_sft_dataset(
     in order.
 
     Args:
-        spec: a shard, a folder, a glob, a run, an output folder, a `blend.json`, a URI of one of these, or a list
-            of shards.
+        spec: a shard, a folder, a glob, a run, an output folder, a `blend.json` or the folder with one, a URI of one
+            of these, or a list of shards.
         split: the split of a run, an output folder, or a folder with a subfolder of this name.
         tokenizer: see `MultiShardDataset`.
         options: other arguments of `MultiShardDataset`. With `pad_cu_seqlens`, the default pack metadata are those of
@@ -73,29 +73,25 @@ def _dataset(paths: Sequence[Path | str], tokenizer: Any, options: dict[str, Any
 
 
 def _run(spec: Location) -> Found[Path] | Found[str] | None:
-    """Find the folder whose blend is meant: a run, or the folder of a `blend.json`."""
+    """Find the folder whose blend is meant: a run, or a folder with a `blend.json`, or the folder of that file.
+
+    The blend of an output folder is that of its latest run, also if a copy has made a file of the link to it.
+    """
     path = local_path(spec)
     if path is None:
-        return _remote_run(os.fspath(spec))
+        text = os.fspath(spec)
+        return None if is_pattern(text) else _blended(find_uri(text.removesuffix(f"/{BLEND}")))
     if path.name == BLEND and path.is_file():
-        folder = path.resolve().parent
-        return Found(folder, Kind.FOLDER, folder)
-    return _packed(find(path)) if path.is_dir() and shard_format(path) is None else None
+        return _blended(find(path.resolve().parent))
+    return _blended(find(path)) if path.is_dir() and shard_format(path) is None else None
 
 
-def _remote_run(uri: str) -> Found[str] | None:
-    if is_pattern(uri):
-        return None
-    folder = uri.removesuffix(f"/{BLEND}")
-    found = find_uri(folder)
-    return found if folder != uri and not found.is_run else _packed(found)
-
-
-def _packed(found: Found[AnyLocation]) -> Found[AnyLocation] | None:
-    if not found.is_run:
-        return None
-    packed_manifest(found)
-    return found
+def _blended(found: Found[AnyLocation]) -> Found[AnyLocation] | None:
+    if found.is_run:
+        packed_manifest(found)
+        return found
+    has_blend = found.kind is Kind.FOLDER and is_file(found.at(BLEND))
+    return found if has_blend else None
 
 
 def _blend(run: Found[Path] | Found[str], split: str, tokenizer: Any, options: dict[str, Any]) -> SftDataset:

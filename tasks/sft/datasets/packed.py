@@ -10,16 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import ConfigError, InputError
+from schemas.errors import ConfigError
 from schemas.sft import StorageFormat
-from schemas.verdict import Verdict
 from tasks.sft.datasets.access import Bin, BinAccess, ShardIndex
 from tasks.sft.datasets.base import SftDataset, collate_of
 from tasks.sft.datasets.locate import Location, locate
 from tasks.sft.datasets.order import WINDOW
 from tasks.sft.shards.find import shard_format
 from tasks.sft.shards.shard import ShardMetadata
-from tasks.sft.shards.validate import validate_shards
 
 
 class MultiShardDataset(SftDataset):
@@ -99,7 +97,7 @@ class MultiShardDataset(SftDataset):
 
     @property
     def paths(self) -> tuple[Path | str, ...]:
-        """The shards, in order."""
+        """The shards, in order; see `SftDataset.paths`."""
         return self._access.paths
 
     @property
@@ -133,19 +131,6 @@ class MultiShardDataset(SftDataset):
     def bin(self, number: int) -> Bin:
         """Return the bin `number`; see `SftDataset.bin`."""
         return self._access.bin(number)
-
-    def validate(self) -> Verdict:
-        """Check every row against the invariants; call `raise_if_bad` of the verdict to fail on faults.
-
-        Raises:
-            InputError: `remote_input`, a shard is behind a URI.
-        """
-        local = [path for path in self.paths if isinstance(path, Path)]
-        if len(local) < len(self.paths):
-            raise InputError(
-                "only local or mounted files can be validated; copy or mount the shards", code="remote_input"
-            )
-        return validate_shards(local, "folder", str(self.paths[0]))
 
     def close(self) -> None:
         """Close all shards; the next access opens them again."""

@@ -44,12 +44,14 @@ def _is_memmap(folder: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("format") == MEMMAP_FORMAT
 
 
-def open_shard(path: Path) -> Shard:
-    """Return the shard at `path`; the file is opened on first access.
+def open_shard(path: Path | str) -> Shard:
+    """Return the shard at a local path, or behind a URI (text); the file is opened on first access.
 
     Raises:
         ConfigError: `missing_path`, the path does not exist or is not a shard.
     """
+    if isinstance(path, str):
+        return ParquetShard(path)
     _check_there(path)
     found = shard_format(path)
     if found is None:

@@ -1,9 +1,13 @@
-"""Read a packed Parquet shard, from Gristmill or another tool, block by block."""
+"""Read a packed Parquet shard, from Gristmill or another tool, block by block.
+
+A shard behind a URI is read through fsspec, range by range, without copying the whole file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.parquet_writer import PACKED_FIELDS
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
 from tasks.storage.parquet import parquet_file
+from tasks.storage.remote import open_uri
 
 
 class ParquetShard(Opened):
@@ -23,11 +28,19 @@ class ParquetShard(Opened):
 
     format = StorageFormat.PARQUET
 
+    def __init__(self, path: Path | str) -> None:
+        self.path: Any = path
+
+    @cached_property
+    def _handle(self) -> Any:
+        return open_uri(str(self.path))
+
     @cached_property
     def _file(self) -> pq.ParquetFile:
         try:
             # Read a whole column chunk at a time: row groups are small, and bins are requested group by group.
-            file = parquet_file(self._source(), buffer_size=0)
+            source = self.path if isinstance(self.path, Path) else self._handle
+            file = parquet_file(source, buffer_size=0)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
         faults = list(_schema_faults(file.schema_arrow))
@@ -35,10 +48,6 @@ class ParquetShard(Opened):
             file.close()
             raise BadShardError.of(self.path, *faults)
         return file
-
-    def _source(self) -> Any:
-        """Return the source for pyarrow to open."""
-        return self.path
 
     @property
     def num_bins(self) -> int:
@@ -97,8 +106,9 @@ class ParquetShard(Opened):
 
     def close(self) -> None:
         """Close the file; the next access opens it again."""
-        if "_file" in vars(self):
-            self._file.close()
+        opened = [vars(self)[name] for name in ("_file", "_handle") if name in vars(self)]
+        for file in opened:
+            file.close()
         super().close()
 
 

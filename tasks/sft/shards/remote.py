@@ -1,37 +1,12 @@
-"""Find and read packed Parquet shards behind a URI through fsspec, range by range, without copying whole files."""
+"""Find packed Parquet shards behind a URI."""
 
 from __future__ import annotations
-
-from functools import cached_property
-from typing import Any
 
 from schemas.errors import ConfigError
 from tasks.run.find import Kind, find_uri, names_below
 from tasks.sft.shards.find import of_split, run_shards
-from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.storage.listing import glob, is_pattern
-from tasks.storage.remote import open_uri, store_at
-
-
-class UriParquetShard(ParquetShard):
-    """A packed Parquet shard at a URI that fsspec understands."""
-
-    def __init__(self, path: str) -> None:
-        self.path: Any = path
-
-    @cached_property
-    def _handle(self) -> Any:
-        return open_uri(self.path)
-
-    def _source(self) -> Any:
-        return self._handle
-
-    def close(self) -> None:
-        """Close the remote file; the next access opens it again."""
-        handle = vars(self).get("_handle")
-        super().close()
-        if handle is not None:
-            handle.close()
+from tasks.storage.remote import store_at
 
 
 def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
@@ -45,18 +20,30 @@ def find_uri_shards(uri: str, split: str | None = None) -> list[str]:
             `tasks.sft.shards.find.find_shards`.
         InputError: the URI cannot be listed.
     """
+    shards, folder = _all(uri, split)
+    return shards if folder is None else of_split(shards, _below(shards, folder), split, uri)
+
+
+def all_uri_shards(uri: str) -> list[str]:
+    """Find the Parquet shards of all splits at a URI, in order. Errors as `find_uri_shards`."""
+    return _all(uri, None)[0]
+
+
+def _all(uri: str, split: str | None) -> tuple[list[str], str | None]:
+    """Return the shards and, if it is a folder, the folder that has them; a run has one split's if that is given."""
     if is_pattern(uri):
         store, pattern = store_at(uri)
-        return _parquet([store.uri(path) for path in glob(pattern, store)], uri)
+        return _parquet([store.uri(path) for path in glob(pattern, store)], uri), None
     found = find_uri(uri)
     if found.kind is Kind.FILE:
-        return _parquet([uri], uri)
+        return _parquet([uri], uri), None
     if found.is_run:
-        shards = _parquet(run_shards(found, split), uri)
-    else:
-        shards = _parquet([found.at(name) for name in names_below(uri)], uri)
-    below = [shard.removeprefix(found.folder).split("/") for shard in shards]
-    return of_split(shards, below, split, uri)
+        return _parquet(run_shards(found, split), uri), found.folder
+    return _parquet([found.at(name) for name in names_below(uri)], uri), found.folder
+
+
+def _below(shards: list[str], folder: str) -> list[list[str]]:
+    return [shard.removeprefix(folder).split("/") for shard in shards]
 
 
 def _parquet(uris: list[str], where: str) -> list[str]:

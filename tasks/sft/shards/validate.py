@@ -21,11 +21,13 @@ from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.shard import BadShardError, Shard
 
 
-def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int | None = None) -> Verdict:
+def validate_shards(
+    paths: Sequence[Path | str], kind: str, where: str, workers: int | None = None
+) -> Verdict:
     """Validate several packed shards at the same time.
 
     Args:
-        paths: the shards.
+        paths: the shards: local paths, or URIs (text) of Parquet files.
         kind: `file`, `folder` or `run`, for the verdict.
         where: the location the user named, for the verdict.
         workers: shards read at the same time; by default the number of cores.
@@ -46,7 +48,7 @@ def validate_shards(paths: Sequence[Path], kind: str, where: str, workers: int |
     return Verdict(path=where, kind=kind, counts=counts, faults=tuple(faults))
 
 
-def validate_shard(path: Path) -> Verdict:
+def validate_shard(path: Path | str) -> Verdict:
     """Validate one packed shard.
 
     Counts in the verdict: `bins`, `sequences`, `tokens`, `trained_tokens`, and `pack_size` if the file states it.
