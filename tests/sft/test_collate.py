@@ -15,7 +15,7 @@ from schemas.errors import ConfigError, InputError
 from tasks.sft.datasets.collate import Collate, StaticShape, collate
 
 EOS = 2
-PLAIN = {"token_count", "pad_between_seqs"}
+PLAIN = {"token_count", "pad_between_seqs", "attention_mask"}
 
 
 def item(*sequences: list[int], masks: list[list[int]] | None = None) -> dict[str, Any]:
@@ -52,8 +52,15 @@ def consumer(
     row_multiple: int = 16,
     sequence_multiple: int = 1,
     metadata: list[dict[str, int]] | None = None,
+    boundaries: bool = True,
+    release: str = "any",
 ) -> dict[str, Any]:
-    """The consumer's batch in plain lists, step by step."""
+    """The consumer's batch in plain lists, step by step.
+
+    Releases: "0.3" and "main" name the boundaries differently; 0.3 takes every last eos for padding, trains nothing
+    from an eos, keeps the static shape of unpadded boundaries open, and has a mask of ones beside boundaries.
+    """
+    old = release == "0.3"
     rows = []
     for it in items:
         ids, mask = it["input_ids"].tolist(), it["loss_mask"].tolist()
@@ -64,12 +71,14 @@ def consumer(
             tokens, loss = ids[start : stop - 1], mask[start : stop - 1]
             row["tokens"] += tokens
             row["labels"] += ids[start + 1 : stop]
-            row["loss"] += loss
+            row["loss"] += [
+                0 if old and token == EOS else value for token, value in zip(tokens, loss, strict=True)
+            ]
             row["places"] += range(len(tokens))
             ends.append(ends[-1] + len(tokens))
             real = len(tokens)
             if sequence_multiple > 1:
-                while real and tokens[real - 1] == EOS and not loss[real - 1]:
+                while real and tokens[real - 1] == EOS and (old or not loss[real - 1]):
                     real -= 1
             logical.append(logical[-1] + real)
             row["filler"] += [0] * real + [1] * (len(tokens) - real)
@@ -82,7 +91,7 @@ def consumer(
             ends.append(width)
             logical.append(logical[-1])
         if metadata:
-            logical += [logical[-1]] * (most + 2 - len(ends))
+            logical += [] if old else [logical[-1]] * (most + 2 - len(ends))
             ends += [width] * (most + 2 - len(ends))
 
     def square(name: str, fill: int) -> list[list[int]]:
@@ -95,40 +104,48 @@ def consumer(
     def argmin(values: list[list[int]]) -> list[list[int]]:
         return [[row.index(-1)] for row in values]
 
+    def repeated(which: int) -> list[list[int]]:
+        size = max(len(row[which]) for row in rows)
+        return [row[which] + row[which][-1:] * (size - len(row[which])) for row in rows]
+
     batch: dict[str, Any] = {
         "tokens": square("tokens", EOS),
         "labels": square("labels", EOS),
         "loss_mask": square("loss", 0),
         "position_ids": square("places", 0),
-        "padding_mask": [[bool(value) for value in row] for row in square("filler", 1)],
         "token_count": [len(row["tokens"]) for row, _, _ in rows],
-        "attention_mask": [1] * len(rows),
-        "cu_seqlens": ragged(1),
-        "cu_seqlens_argmin": argmin(ragged(1)),
-        "max_seqlen": [[max(b - a for a, b in itertools.pairwise(e))] for _, e, _ in rows],
     }
+    if not old:
+        batch["padding_mask"] = [[bool(value) for value in row] for row in square("filler", 1)]
+        batch["pad_between_seqs"] = sequence_multiple > 1 and repeated(1) != repeated(2)
+    if not boundaries:
+        causal = [[column > line for column in range(width)] for line in range(width)]
+        return batch | {"attention_mask": [[causal]] * len(rows)}
+    batch["attention_mask"] = [1] * len(rows) if old else None
+    longest_sequence: list[Any] = [[max(b - a for a, b in itertools.pairwise(e))] for _, e, _ in rows]
     if metadata:
         gap = width - min(entry["min_packed_seqlen"] for entry in metadata)
-        batch["max_seqlen"] = [max(gap, *(entry["dataset_max_seqlen"] for entry in metadata))] * len(rows)
-
-    def repeated(which: int) -> list[list[int]]:
-        size = max(len(row[which]) for row in rows)
-        return [row[which] + row[which][-1:] * (size - len(row[which])) for row in rows]
-
-    for name in ("q", "kv"):
-        batch[f"max_seqlen_{name}"] = batch["max_seqlen"]
+        longest_sequence = [max(gap, *(entry["dataset_max_seqlen"] for entry in metadata))] * len(rows)
+    if release != "main":
+        batch |= {
+            "cu_seqlens": ragged(1),
+            "cu_seqlens_argmin": argmin(ragged(1)),
+            "max_seqlen": longest_sequence,
+        }
+        if sequence_multiple > 1:
+            batch |= {"cu_seqlens_unpadded": ragged(2), "cu_seqlens_unpadded_argmin": argmin(ragged(2))}
+    for name in ("q", "kv") if not old else ():
+        batch[f"max_seqlen_{name}"] = longest_sequence
         batch[f"cu_seqlens_{name}"] = repeated(2 if sequence_multiple > 1 else 1)
         if sequence_multiple > 1:
             batch[f"cu_seqlens_{name}_padded"] = repeated(1)
-    batch["pad_between_seqs"] = sequence_multiple > 1 and repeated(1) != repeated(2)
-    if sequence_multiple > 1:
-        batch |= {"cu_seqlens_unpadded": ragged(2), "cu_seqlens_unpadded_argmin": argmin(ragged(2))}
     return batch
 
 
 def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value if isinstance(value, list | bool) else value.tolist() for name, value in batch.items()
+        name: value if isinstance(value, list | bool | None) else value.tolist()
+        for name, value in batch.items()
     }
 
 
@@ -169,6 +186,33 @@ class TestAsTheConsumer:
         made = Collate(EOS, 64, pad_seq_to_mult=4, pad_to_max_length=True, static=static).arrays(items)
         assert as_lists(made) == consumer(items, 64, to_max=True, sequence_multiple=4, metadata=METADATA)
 
+    @pytest.mark.parametrize("release", ["any", "main", "0.3"])
+    @pytest.mark.parametrize("boundaries", [True, False])
+    @pytest.mark.parametrize("multiple", [1, 4])
+    @pytest.mark.parametrize("shape", ["rows of 8", "longest row", "static"])
+    def test_every_release_and_option(
+        self, release: str, boundaries: bool, multiple: int, shape: str, static: StaticShape
+    ) -> None:
+        """36 sets of options with 48 items each, a third of them ending in an eos that is trained from."""
+        rng = np.random.default_rng(0)
+        to_max = shape != "rows of 8"
+        options: dict[str, Any] = {
+            "pad_seq_to_mult": multiple,
+            "return_cu_seqlen": boundaries,
+            "release": release,
+        }
+        options |= {"pad_to_max_length": to_max, "static": static if shape == "static" else None}
+        for size in (1, 2, 3, 6) * 4:
+            items = random_items(rng, size, padded=multiple > 1)
+            for it in items[::3]:
+                last = it["seq_boundaries"][1:] - 2
+                last = last[last >= it["seq_boundaries"][:-1]]
+                it["input_ids"][last], it["loss_mask"][last] = EOS, 1
+            made = Collate(EOS, 64, pad_seq_length_to_mult=8, **options).arrays(items)
+            assert as_lists(made) == consumer(
+                items, 64, to_max, 8, multiple, METADATA if shape == "static" else None, boundaries, release
+            )
+
     def test_a_full_row_gets_no_more_sequences(self) -> None:
         items = [item(list(range(9)), list(range(9)))]
         made = Collate(EOS, 16).arrays(items)
@@ -177,12 +221,25 @@ class TestAsTheConsumer:
 
     def test_dtypes(self) -> None:
         made = Collate(EOS, 16, pad_seq_to_mult=2).arrays([item([1, 2, 3])])
-        longs = {"tokens", "labels", "loss_mask", "position_ids", "attention_mask", "cu_seqlens_argmin"}
+        longs = {"tokens", "labels", "loss_mask", "position_ids", "cu_seqlens_argmin"}
         dtypes = {name: value.dtype for name, value in made.items() if name not in PLAIN}
         assert {dtypes.pop(name) for name in longs | {"cu_seqlens_unpadded_argmin"}} == {np.dtype(np.int64)}
         assert dtypes.pop("padding_mask") == np.bool_
         assert all(name.startswith(("cu_seqlens", "max_seqlen")) for name in dtypes)
         assert set(dtypes.values()) == {np.dtype(np.int32)}
+
+    def test_the_mask_without_boundaries(self) -> None:
+        items = [item([1, 2, 3], [4, 5]), item([6, 7])]
+        mask = Collate(EOS, pad_seq_length_to_mult=2, return_cu_seqlen=False).arrays(items)["attention_mask"]
+        assert (mask.dtype, mask.shape) == (np.bool_, (2, 1, 4, 4))
+        assert mask[1, 0].tolist() == [
+            [False, True, True, True],
+            [False, False, True, True],
+            [False, False, False, True],
+            [False, False, False, False],
+        ]
+        mask[0] = True  # rows are their own
+        assert not mask[1].all()
 
 
 def test_the_loss_is_where_the_mask_says() -> None:
@@ -212,7 +269,8 @@ def test_items_may_be_lists() -> None:
 
 
 def test_without_cu_seqlens() -> None:
-    assert "cu_seqlens" not in Collate(return_cu_seqlen=False).arrays([item([1, 2])])
+    made = Collate(return_cu_seqlen=False).arrays([item([1, 2])])
+    assert not [name for name in made if "seqlen" in name]
 
 
 def broken(**changes: Any) -> dict[str, Any]:
@@ -249,6 +307,7 @@ def test_bad_items(options: dict[str, Any], batch: list[Any], code: str) -> None
         ({"static": StaticShape(1, 9, 9), "max_seq_length": 9}, "pad_cu_seqlens"),
         ({"max_seq_length": 0}, "max_seq_length"),
         ({"pad_seq_to_mult": 0}, "pad_seq_to_mult"),
+        ({"release": "0.2"}, "release"),
     ],
 )
 def test_bad_options(options: dict[str, Any], where: str) -> None:

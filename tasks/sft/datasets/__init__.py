@@ -17,6 +17,7 @@ from tasks.sft.datasets.packed import (
     PackedNpyDataset,
     PackedParquetDataset,
 )
+from tasks.sft.datasets.releases import Release
 
 __all__ = [
     "BlendedDataset",
@@ -27,6 +28,7 @@ __all__ = [
     "PackedNpyDataset",
     "PackedParquetDataset",
     "PackedSampler",
+    "Release",
     "SftDataset",
     "collate",
     "create_sft_dataset",

@@ -16,6 +16,7 @@ from schemas.verdict import Verdict
 from tasks.sft.datasets.access import Bin
 from tasks.sft.datasets.collate import Collate, StaticShape
 from tasks.sft.datasets.order import EpochOrder, SampleMapping, SampleNumber
+from tasks.sft.datasets.releases import Release
 from tasks.sft.shards.validate import validate_shards
 
 
@@ -175,6 +176,7 @@ def collate_of(
     pad_to_max_length: bool | None,
     pad_seq_length_to_mult: int,
     pad_seq_to_mult: int,
+    release: str | Release,
 ) -> Collate:
     """Create the `Collate` for a data set's arguments.
 
@@ -193,6 +195,7 @@ def collate_of(
         pad_seq_length_to_mult=pad_seq_length_to_mult,
         pad_seq_to_mult=pad_seq_to_mult,
         return_cu_seqlen=return_cu_seqlen,
+        release=release,
         static=StaticShape.read(pack_metadata_file_path)
         if pad_cu_seqlens and pack_metadata_file_path is not None
         else None,

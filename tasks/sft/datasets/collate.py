@@ -7,7 +7,8 @@ the batch, and the padding counts as one more sequence.
 Rows of `cu_seqlens` differ in length. Each is followed by at least one -1, and `cu_seqlens_argmin` says where. With
 static shapes, for CUDA graphs, every row first gets sequences of length 0 until it has as many as the fullest bin
 of the pack metadata, which is a list with an entry for each data set. Later releases name the same boundaries as
-Megatron-Core does, `cu_seqlens_q` and so on, and repeat the last one instead of -1; batches have both.
+Megatron-Core does, `cu_seqlens_q` and so on, and repeat the last one instead of -1. Batches have both, unless one
+release is chosen; its batches are then the same, key by key.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, InputError
 from tasks.run.find import content_of
+from tasks.sft.datasets.releases import Release, release_of
 
 Item = Mapping[str, Any]
 _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqlen")
@@ -71,11 +73,14 @@ class Collate:
             `pad_seq_length_to_mult`.
         pad_seq_to_mult: the multiple to which packing padded sequences (`pack.pad_to_multiple`). Above 1,
             `cu_seqlens_unpadded` says where sequences end without that padding, and `padding_mask` marks it.
-        return_cu_seqlen: whether the batch has `cu_seqlens` at all.
+        return_cu_seqlen: whether the batch has `cu_seqlens` at all; otherwise it has a causal `attention_mask`, in
+            which the sequences of a bin see those before them.
         static: pad `cu_seqlens` to one fixed shape.
+        release: the release of Megatron-Bridge whose batches to make: `0.3`, `main` (its development in 2026), `any`
+            (the names of both with the values of the latter), or a `Release`.
 
     Raises:
-        ConfigError: static shapes without `pad_to_max_length`, or that without `max_seq_length`.
+        ConfigError: static shapes without `pad_to_max_length`, or that without `max_seq_length`; an unknown release.
     """
 
     pad_id: int = 0
@@ -85,6 +90,7 @@ class Collate:
     pad_seq_to_mult: int = 1
     return_cu_seqlen: bool = True
     static: StaticShape | None = None
+    release: str | Release = "any"
 
     def __post_init__(self) -> None:
         if self.static is not None and not self.pad_to_max_length:
@@ -95,6 +101,7 @@ class Collate:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{value} is out of range; allowed: 1 or more", where=name)
+        release_of(self.release)
 
     def __call__(self, batch: Sequence[Item]) -> dict[str, Any]:
         """Make a batch of torch tensors if torch is installed, otherwise of numpy arrays. See `arrays`."""
@@ -115,12 +122,15 @@ class Collate:
             `tokens`, `labels`, `loss_mask`, `position_ids`: int64[B, T]; padded with `pad_id`, `pad_id`, 0, 0.
             `token_count`: a list with the number of tokens in each row, without padding.
             `padding_mask`: bool[B, T], true where nothing is learnt or routed.
-            `attention_mask`: int64[B], ones: the boundaries replace it.
+            `pad_between_seqs`: whether logical and padded boundaries differ; false without `pad_seq_to_mult`.
+            `attention_mask`: `None` with boundaries, which replace it; otherwise bool[B, 1, T, T], true for tokens
+            that a token does not see: those after it.
             `cu_seqlens` int32[B, most + 1], `cu_seqlens_argmin` int64[B, 1], `max_seqlen` int32[B, 1], or int32[B]
             with static shapes; and with `pad_seq_to_mult` above 1 `cu_seqlens_unpadded` and its argmin.
-            `cu_seqlens_q`, `cu_seqlens_kv` int32[B, most], `max_seqlen_q`, `max_seqlen_kv`, `pad_between_seqs`: the
-            same again; with `pad_seq_to_mult` above 1 these are without that padding, and
-            `cu_seqlens_q_padded`, `cu_seqlens_kv_padded` with it.
+            `cu_seqlens_q`, `cu_seqlens_kv` int32[B, most], `max_seqlen_q`, `max_seqlen_kv`: the same again; with
+            `pad_seq_to_mult` above 1 these are without that padding, and `cu_seqlens_q_padded`,
+            `cu_seqlens_kv_padded` with it.
+            A `release` may lack some of these.
 
         Raises:
             InputError: `bad_rows`: boundaries do not fit the tokens; `too_long`: a bin is longer than
@@ -144,16 +154,26 @@ class Collate:
             lengths = np.diff(row.ends)
             position_ids[number, used] = np.arange(row.ends[-1]) - np.repeat(row.ends[:-1], lengths)
             padding_mask[number, used] = self._alignment(row, lengths) if self.pad_seq_to_mult > 1 else False
+        release = release_of(self.release)
+        if not release.eos_is_trained:
+            loss_mask[tokens == self.pad_id] = 0
         made: dict[str, Any] = {
             "tokens": tokens,
             "labels": labels,
             "loss_mask": loss_mask,
             "position_ids": position_ids,
             "token_count": [int(row.ends[-1]) for row in rows],
-            "padding_mask": padding_mask,
-            "attention_mask": np.ones(len(rows), np.int64),
         }
-        return made | self._boundaries(rows, padding_mask) if self.return_cu_seqlen else made
+        if release.padding_mask:
+            made["padding_mask"] = padding_mask
+        if release.core_names:
+            made["pad_between_seqs"] = bool(padding_mask.any()) and self.pad_seq_to_mult > 1
+        if self.return_cu_seqlen:
+            made["attention_mask"] = np.ones(len(rows), np.int64) if release.attention_ones else None
+            return made | self._boundaries(rows, padding_mask, release)
+        unseen = np.triu(np.ones((length, length), np.bool_), 1)
+        made["attention_mask"] = np.broadcast_to(unseen, (len(rows), 1, length, length)).copy()
+        return made
 
     def _length(self, rows: Sequence[_Row]) -> int:
         longest, most = max(int(row.ends[-1]) for row in rows), self.max_seq_length
@@ -169,8 +189,10 @@ class Collate:
         return most if self.pad_to_max_length else min(most, rounded)
 
     def _alignment(self, row: _Row, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Mark the zero-loss padding tokens at the end of each sequence: bool[tokens]."""
-        filler = (row.ids[row.kept] == self.pad_id) & (row.mask[row.kept] == 0)
+        """Mark the padding tokens at the end of each sequence: bool[tokens]."""
+        filler = row.ids[row.kept] == self.pad_id
+        if not release_of(self.release).eos_is_padding:
+            filler &= row.mask[row.kept] == 0
         # The last place in each sequence that is not filler, or the place before the sequence if all are.
         places = np.where(filler, -1, np.arange(len(filler)))
         last = np.maximum(np.maximum.accumulate(places), np.repeat(row.ends[:-1], lengths) - 1)
@@ -178,33 +200,37 @@ class Collate:
         marked: NDArray[np.bool_] = np.arange(len(filler)) > final
         return marked
 
-    def _boundaries(self, rows: Sequence[_Row], padding_mask: NDArray[np.bool_]) -> dict[str, Any]:
+    def _boundaries(
+        self, rows: Sequence[_Row], padding_mask: NDArray[np.bool_], release: Release
+    ) -> dict[str, Any]:
         # Padding up to the row length is one more sequence, unless the row is full.
         length = padding_mask.shape[1]
-        made: dict[str, Any] = {}
         static = self.static
-        ends = [row.ends if row.ends[-1] == length else np.append(row.ends, length) for row in rows]
-        if static is not None:
-            ends = [_filled_up(row, static.max_samples_per_bin + 2) for row in ends]
-        made["cu_seqlens"], made["cu_seqlens_argmin"] = _with_minus_one(ends)
+        own = [row.ends if row.ends[-1] == length else np.append(row.ends, length) for row in rows]
+        ends = own if static is None else [_filled_up(row, static.max_samples_per_bin + 2) for row in own]
         if static is not None:
             # Never below the longest possible padding of a row, which counts as a sequence.
             longest = max(static.dataset_max_seqlen, length - static.min_packed_seqlen)
-            made["max_seqlen"] = np.full(len(rows), longest, np.int32)
+            max_seqlen = np.full(len(rows), longest, np.int32)
         else:
-            made["max_seqlen"] = np.array([[np.diff(row).max()] for row in ends], np.int32)
-        # The names in Megatron-Core.
-        physical = _repeating_last(ends)
-        core = {"cu_seqlens_q": physical}
-        if self.pad_seq_to_mult > 1:
-            logical = [
-                np.append(0, np.cumsum(~mask))[row] for row, mask in zip(ends, padding_mask, strict=True)
-            ]
-            made["cu_seqlens_unpadded"], made["cu_seqlens_unpadded_argmin"] = _with_minus_one(logical)
-            core = {"cu_seqlens_q": _repeating_last(logical), "cu_seqlens_q_padded": physical}
-        core["max_seqlen_q"] = made["max_seqlen"]
-        made |= core | {name.replace("_q", "_kv"): value for name, value in core.items()}
-        made["pad_between_seqs"] = bool((core["cu_seqlens_q"] != physical).any())
+            max_seqlen = np.array([[np.diff(row).max()] for row in ends], np.int32)
+        # Tokens up to each place without that padding.
+        real = [np.append(0, np.cumsum(~mask)) for mask in padding_mask] if self.pad_seq_to_mult > 1 else []
+        made: dict[str, Any] = {}
+        if release.argmin_names:
+            made["cu_seqlens"], made["cu_seqlens_argmin"] = _with_minus_one(ends)
+            made["max_seqlen"] = max_seqlen
+            if self.pad_seq_to_mult > 1:
+                cut = ends if release.static_unpadded else own
+                unpadded = [at[row] for at, row in zip(real, cut, strict=True)]
+                made["cu_seqlens_unpadded"], made["cu_seqlens_unpadded_argmin"] = _with_minus_one(unpadded)
+        if release.core_names:
+            core = {"cu_seqlens_q": _repeating_last(ends)}
+            if self.pad_seq_to_mult > 1:
+                core["cu_seqlens_q_padded"] = core["cu_seqlens_q"]
+                core["cu_seqlens_q"] = _repeating_last([at[row] for at, row in zip(real, ends, strict=True)])
+            core["max_seqlen_q"] = max_seqlen
+            made |= core | {name.replace("_q", "_kv"): value for name, value in core.items()}
         return made
 
 

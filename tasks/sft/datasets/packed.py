@@ -16,6 +16,7 @@ from tasks.sft.datasets.access import Bin, BinAccess, ShardIndex
 from tasks.sft.datasets.base import SftDataset, collate_of
 from tasks.sft.datasets.locate import Location, locate
 from tasks.sft.datasets.order import WINDOW
+from tasks.sft.datasets.releases import Release
 from tasks.sft.shards.find import shard_format
 from tasks.sft.shards.shard import ShardMetadata
 
@@ -38,6 +39,7 @@ class MultiShardDataset(SftDataset):
         pad_to_max_length: pad rows to `max_seq_length`; `None`: only with `pad_cu_seqlens`.
         pad_seq_length_to_mult: otherwise pad rows to a multiple of this.
         pad_seq_to_mult: the multiple to which packing padded sequences, see `Collate`.
+        release: the release of Megatron-Bridge whose batches to make, see `Collate`.
         window: see `SftDataset`.
 
     Raises:
@@ -62,6 +64,7 @@ class MultiShardDataset(SftDataset):
         pad_to_max_length: bool | None = None,
         pad_seq_length_to_mult: int = 16,
         pad_seq_to_mult: int = 1,
+        release: str | Release = "any",
         window: int = WINDOW,
     ) -> None:
         super().__init__(max_num_samples, seed, window)
@@ -74,6 +77,7 @@ class MultiShardDataset(SftDataset):
             pad_to_max_length,
             pad_seq_length_to_mult,
             pad_seq_to_mult,
+            release,
         )
         locations = [file_path] if isinstance(file_path, str | os.PathLike) else list(file_path)
         if not locations:
