@@ -17,6 +17,7 @@ class Inspection:
 
     Attributes:
         kind: what the output is, in a few words.
+        rows: how many bins, records, documents or rejected rows there are.
     """
 
     path: str
@@ -25,6 +26,7 @@ class Inspection:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     samples: tuple[Sample, ...] = ()
+    rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class Figure(str):
+    """A number as people read it, which programs that read JSON get as `number`.
+
+    >>> trained = Figure("57.1%", 4 / 7)
+    >>> trained, round(trained.number, 3)
+    ('57.1%', 0.571)
+    """
+
+    number: float | None
+
+    def __new__(cls, text: str, number: float | None) -> Figure:
+        """Attach a number to its text; `None` if there is none, as for a share of nothing."""
+        made = super().__new__(cls, text)
+        made.number = number
+        return made
+
+
 @dataclass(frozen=True)
 class Fact:
     """One headline number."""
@@ -77,11 +94,16 @@ class Passage:
 
 @dataclass(frozen=True)
 class Sample:
-    """One bin as the trainer reads it: its sequences, and what was left out of them."""
+    """One bin as the trainer reads it: its sequences, and what was left out of them.
+
+    Attributes:
+        facts: what title and note say, one by one, for programs.
+    """
 
     title: str
     sequences: tuple[tuple[Passage, ...], ...]
     note: str = ""
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from schemas.errors import ConfigError
+from schemas.sft import SPLIT_NAMES
 from tasks.run.find import Found
+
+# As pack-sft names its links, and the other flows their shards.
+_LINK = re.compile(r"\d{6,}__(?P<dataset>.+)__shard_\d{6,}(\..+)?")
+_NUMBERED = re.compile(rf"(?P<split>{'|'.join(SPLIT_NAMES)})-\d{{5,}}-of-\d{{5,}}\..+")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shard is.
+
+    Attributes:
+        dataset, split: by the folders it is in, or by its name; `None` if they do not say.
+        path: relative to the run or the folder that was named.
+        shard: the last part of it, which is not unique.
+    """
+
+    dataset: str | None
+    split: str | None
+    path: str
+    shard: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,43 @@ class Outputs:
         """Return the name of a shard in its run or folder."""
         is_below = file != self.root and file.is_relative_to(self.root)
         return file.relative_to(self.root).as_posix() if is_below else file.name
+
+    def place(self, file: Path) -> Place:
+        """Return data set, split, path and name of a shard."""
+        *folders, name = file.absolute().parts
+        split = next((folder for folder in reversed(folders) if folder in SPLIT_NAMES), None)
+        dataset = None
+        # datasets/{name}/{hash}/{split}/{shard}
+        if folders[-4:-3] == ["datasets"] and folders[-1] == split:
+            dataset = folders[-3]
+        elif link := _LINK.fullmatch(name):
+            dataset = link["dataset"]
+        elif numbered := _NUMBERED.fullmatch(name):
+            split = numbered["split"]
+        return Place(dataset, split, self.name(file), name)
+
+    def chosen(self, split: str | None = None, dataset: str | None = None) -> Outputs:
+        """Return only the shards of a split or a data set.
+
+        Raises:
+            ConfigError: `missing_split`, `missing_dataset`: there are none.
+        """
+        chosen = self
+        for what, words, wanted in (("split", "split", split), ("dataset", "data set", dataset)):
+            if wanted is None:
+                continue
+            of = {file: getattr(self.place(file), what) for file in chosen.files}
+            files = tuple(file for file, name in of.items() if name == wanted)
+            if not files:
+                names = ", ".join(sorted({name for name in of.values() if name is not None}))
+                raise ConfigError(
+                    f"there is no {words} {wanted!r}; "
+                    + (f"allowed: {names}" if names else f"these {self.kind} do not say their {words}"),
+                    code=f"missing_{what}",
+                    where=f"--{what}",
+                )
+            chosen = replace(chosen, files=files)
+        return chosen
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,35 @@ import pyarrow as pa
 
 from schemas.errors import ConfigError
 from schemas.inspection import Answer
+from tasks.outputs.found import Place
 from tasks.storage.names import scratch_folder
 
 # Name of the column with a row's number in its file.
 _NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
+# Columns that say where a row is.
+PLACE = ("dataset", "split", "path", "shard")
+# Name of the column that DuckDB adds; a user's file may have one called `filename`.
+_FILE = "gristmill_file"
 
 
-def parquet_view(paths: Sequence[Path], number: str) -> str:
+def parquet_view(paths: Sequence[Path], number: str, columns: Sequence[str] = PLACE) -> str:
     """Return the statement that reads Parquet files as one table.
 
     Args:
-        number: name of the column with a row's number in its file; `shard` is the file's name.
+        number: name of the column with a row's number in its file.
+        columns: those of the table `places` to put before it. Names of files are not unique, paths are.
     """
     files = ", ".join(_quoted(path) for path in paths)
+    named = ", ".join(f"places.{column}" for column in columns)
     return (
-        f'SELECT parse_filename(filename) AS shard, file_row_number AS "{number}", '  # noqa: S608 - quoted paths
-        "* EXCLUDE (filename, file_row_number) "
-        f"FROM read_parquet([{files}], union_by_name = true, filename = true, file_row_number = true)"
+        f'SELECT {named}, file_row_number AS "{number}", rows.* EXCLUDE ({_FILE}, file_row_number) '  # noqa: S608 - quoted paths
+        f"FROM read_parquet([{files}], union_by_name = true, filename = '{_FILE}', file_row_number = true) AS rows "
+        f"JOIN places ON places.file = rows.{_FILE}"
     )
+
+
+def _bare(path: Path) -> Place:
+    return Place(None, None, path.name, path.name)
 
 
 def run_query(
@@ -36,6 +47,7 @@ def run_query(
     files: dict[str, Sequence[Path]],
     streams: dict[str, pa.RecordBatchReader],
     most: int | None = None,
+    place: Callable[[Path], Place] = _bare,
 ) -> Answer:
     """Run one query.
 
@@ -46,6 +58,7 @@ def run_query(
         files: table name to Parquet files, which are read in place.
         streams: table name to batches, which are first copied to a temporary database.
         most: most rows to return; `None` for all.
+        place: where a file is, for the columns `dataset` (of bins), `split`, `path` and `shard`.
 
     Raises:
         ConfigError: `bad_query`, with DuckDB's message.
@@ -57,9 +70,12 @@ def run_query(
             connection.register("stream", stream)
             connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
             connection.unregister("stream")
+        _add_places(connection, [path for paths in files.values() for path in paths], place)
         for name, paths in files.items():
-            number = _NUMBERS.get(name, "number")
-            connection.execute(f'CREATE VIEW "{name}" AS {parquet_view(paths, number)}')
+            # Only packed shards are kept by data set; a document says its own.
+            columns = PLACE if name == "bins" else PLACE[1:]
+            view = parquet_view(paths, _NUMBERS.get(name, "number"), columns)
+            connection.execute(f'CREATE VIEW "{name}" AS {view}')
         _lock(connection, [path for paths in files.values() for path in paths])
         try:
             return _answer(connection, duckdb, sql, most)
@@ -80,6 +96,15 @@ def _database() -> Iterator[Any]:
         # Without replacement scans, a query cannot use a variable of this program as a table.
         with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:
             yield connection
+
+
+def _add_places(connection: Any, paths: Sequence[Path], place: Callable[[Path], Place]) -> None:
+    places = [place(path) for path in paths]
+    columns = {name: pa.array([getattr(at, name) for at in places], pa.string()) for name in PLACE}
+    table = pa.table({"file": pa.array(map(_settled, paths), pa.string()), **columns})
+    connection.register("stream", table)
+    connection.execute("CREATE TABLE places AS SELECT DISTINCT * FROM stream")
+    connection.unregister("stream")
 
 
 def _lock(connection: Any, paths: Sequence[Path]) -> None:
@@ -105,5 +130,10 @@ def _answer(connection: Any, duckdb: Any, sql: str, most: int | None) -> Answer:
     return Answer(columns, tuple(rows[:most]), len(rows) > most)
 
 
+def _settled(path: Path) -> str:
+    """Return the path without links, except for its own: a file may be in an output by several names."""
+    return str(path.parent.resolve() / path.name)
+
+
 def _quoted(path: Path) -> str:
-    return "'" + str(path.resolve()).replace("'", "''") + "'"
+    return "'" + _settled(path).replace("'", "''") + "'"

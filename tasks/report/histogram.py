@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.report import Chart, Series
+from schemas.report import Chart, Figure, Series
 from tasks.report.numbers import count
 
 # Most bars of a histogram, including the open one at the end.
@@ -39,9 +39,10 @@ def even_classes(counts: NDArray[np.int64]) -> tuple[list[str], list[int]]:
     width = _round_width(end / (_MOST_CLASSES - 1))
     classes = -(-end // width)
     sums = np.add.reduceat(counts, np.arange(0, len(counts), width)).tolist()
-    labels = [count(number * width) for number in range(classes)]
+    labels: list[str] = [count(number * width) for number in range(classes)]
     closed, tail = sums[:classes], sum(sums[classes:])
-    return (labels, closed) if not tail else ([*labels, f"≥ {count(classes * width)}"], [*closed, tail])
+    open_end = Figure(f"≥ {count(classes * width)}", classes * width)
+    return (labels, closed) if not tail else ([*labels, open_end], [*closed, tail])
 
 
 def _round_width(width: float) -> int:
@@ -72,7 +73,8 @@ def fill_classes(
     """
     edges = np.array([0.0, *_FILLS, 1.0])
     places = np.searchsorted(edges, fills, side="right") - 1
-    labels = ["< 50%", *(f"{100 * edge:g}%" for edge in edges[1:-1]), "100%"]
+    texts = ["< 50%", *(f"{100 * edge:g}%" for edge in edges[1:-1]), "100%"]
+    labels: list[str] = [Figure(text, edge) for text, edge in zip(texts, edges.tolist(), strict=True)]
     sums = np.bincount(np.minimum(places, len(edges) - 1), counts, minlength=len(edges))
     return labels, sums.astype(np.int64).tolist()
 

@@ -1,19 +1,21 @@
-"""Format numbers for people."""
+"""Format numbers for people; what is formatted keeps its number for programs, see `Figure`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemas.report import Figure
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def count(value: float) -> str:
+def count(value: float) -> Figure:
     """Format a whole number in groups of three digits.
 
     >>> count(1234567)
     '1,234,567'
     """
-    return f"{value:,.0f}"
+    return Figure(f"{value:,.0f}", value)
 
 
 def counted(number: int, noun: str) -> str:
@@ -25,23 +27,24 @@ def counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def share(part: float, whole: float = 1.0) -> str:
+def share(part: float, whole: float = 1.0) -> Figure:
     """Format a share in percent; a share that is almost all or almost nothing never looks like all or nothing.
 
     >>> share(1, 3), share(0, 3), share(3, 3), share(99_999, 100_000), share(1, 100_000), share(0, 0)
     ('33.3%', '0%', '100%', '>99.9%', '<0.1%', '–')
     """
     if not whole:
-        return "–"
+        return Figure("–", None)
     percent = 100 * part / whole
-    if percent in (0, 100):
-        return f"{percent:.0f}%"
-    if percent < 0.1:
-        return "<0.1%"
-    return ">99.9%" if 99.9 < percent < 100 else f"{percent:.1f}%"
+    text = f"{percent:.0f}%" if percent in (0, 100) else f"{percent:.1f}%"
+    if 0 < percent < 0.1:
+        text = "<0.1%"
+    if 99.9 < percent < 100:
+        text = ">99.9%"
+    return Figure(text, part / whole)
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: float) -> Figure:
     """Format bytes in decimal units.
 
     >>> size(999), size(1_234_567), size(12_345_678), size(0)
@@ -50,7 +53,8 @@ def size(num_bytes: float) -> str:
     value, unit = float(num_bytes), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{_three_digits(value)} {_UNITS[unit]}"
+    digits = f"{value:.0f}" if unit == 0 else _three_digits(value)
+    return Figure(f"{digits} {_UNITS[unit]}", num_bytes)
 
 
 def short(value: float) -> str:
@@ -65,7 +69,7 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def binary(value: int) -> str:
+def binary(value: int) -> Figure:
     """Format a power of two briefly.
 
     >>> binary(512), binary(2048), binary(1 << 20)
@@ -73,8 +77,17 @@ def binary(value: int) -> str:
     """
     for power, prefix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
         if value >= 1 << power:
-            return f"{value >> power}{prefix}"
-    return str(value)
+            return Figure(f"{value >> power}{prefix}", value)
+    return Figure(str(value), value)
+
+
+def plain(value: float) -> Figure:
+    """Format a number as it is, such as an id or a version.
+
+    >>> plain(128009)
+    '128009'
+    """
+    return Figure(str(value), value)
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
