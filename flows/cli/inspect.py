@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from flows.cli.rendering import make_console, print_chart, print_facts, print_sample, print_table, printable
 from schemas.inspection import Answer, Inspection
-from schemas.report import Column, Table
+from schemas.report import Column, Figure, Table
 
 # Rows of an answer that a terminal shows.
 _MOST_ROWS = 100
@@ -20,19 +22,20 @@ def inspect(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from tasks.outputs.inspect import inspect_path, query_path
 
-    path = Path(options.path)
+    path, chosen = options.path, {"split": options.split, "dataset": options.dataset}
     if options.sql is not None:
-        print_answer(query_path(path, options.sql, None if options.json else _MOST_ROWS), options.json)
+        most = None if options.json else _MOST_ROWS
+        print_answer(query_path(path, options.sql, most, **chosen), options.json)
     else:
         tokenizer = Path(options.tokenizer) if options.tokenizer else None
-        print_inspection(inspect_path(path, options.rows, options.first, tokenizer), options.json)
+        print_inspection(inspect_path(path, options.rows, options.first, tokenizer, **chosen), options.json)
     return 0
 
 
 def print_inspection(inspection: Inspection, as_json: bool) -> None:
     """Print all parts of an inspection, in reading order."""
     if as_json:
-        print(json.dumps(dataclasses.asdict(inspection)))
+        print(json.dumps(_plain(inspection), allow_nan=False))
         return
     console = make_console()
     console.print(f"{printable(inspection.path)}: {inspection.kind}", markup=False, soft_wrap=True)
@@ -48,7 +51,7 @@ def print_inspection(inspection: Inspection, as_json: bool) -> None:
 def print_answer(answer: Answer, as_json: bool) -> None:
     """Print the rows of a query's answer."""
     if as_json:
-        print(json.dumps({"columns": answer.columns, "rows": answer.rows}, default=str))
+        print(json.dumps({"columns": answer.columns, "rows": _plain(answer.rows)}, allow_nan=False))
         return
     columns = tuple(
         Column(name, all(isinstance(row[place], int | float) for row in answer.rows))
@@ -57,6 +60,28 @@ def print_answer(answer: Answer, as_json: bool) -> None:
     rows = tuple(tuple(_cell(value) for value in row) for row in answer.rows)
     note = f"first {len(rows)} rows; use --json for all of them" if answer.more else f"{len(rows)} rows"
     print_table(make_console(), Table("Answer", columns, rows, note))
+
+
+# Parts of an inspection that are there for the eye.
+_SHOWN_ONLY = {"texts", "upright", "numeric"}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers for what was formatted, and null for what is not a number."""
+    if isinstance(value, Figure):
+        return _plain(value.number)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name not in _SHOWN_ONLY]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _cell(value: Any) -> str:

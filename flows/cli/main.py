@@ -119,6 +119,8 @@ def _parser() -> _Parser:
     look.add_argument("path", metavar="PATH", help="what to show")
     look.add_argument("--rows", type=int, default=0, metavar="N", help="show N bins, records or documents")
     look.add_argument("--first", type=int, default=0, metavar="K", help="start at number K, counted from 0")
+    look.add_argument("--split", metavar="NAME", help="take only this split: train, valid or test")
+    look.add_argument("--dataset", metavar="NAME", help="take only this data set of a pack-sft run")
     look.add_argument("--tokenizer", metavar="DIR", help="tokenizer that shows packed bins as text")
     look.add_argument(
         "--sql", metavar="QUERY", help="run a SELECT over bins, measurements, documents or rejects"

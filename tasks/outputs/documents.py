@@ -54,7 +54,7 @@ def inspect_documents(outputs: Outputs, rows: int, first: int, tokenizer: Path |
         Fact("stored", size(sum(map(file_bytes, outputs.files)))),
     )
     lines = tuple(
-        (*key, count(rows_of), size(text_bytes[key]), f"{text_bytes[key] / rows_of:,.0f}")
+        (*key, count(rows_of), size(text_bytes[key]), count(text_bytes[key] / rows_of))
         for key, rows_of in by_bucket.items()
     )
     columns = (
@@ -65,7 +65,9 @@ def inspect_documents(outputs: Outputs, rows: int, first: int, tokenizer: Path |
         Column("bytes each", True),
     )
     table = Table("Sources and buckets", columns, lines)
-    return Inspection(outputs.path, outputs.kind, facts, (table,), (_histogram(lengths),), tuple(samples))
+    return Inspection(
+        outputs.path, outputs.kind, facts, (table,), (_histogram(lengths),), tuple(samples), number
+    )
 
 
 def _count(
@@ -113,6 +115,12 @@ def _samples(batch: pa.RecordBatch, first: int) -> list[Sample]:
             f"Document {count(first + place)}, {row['source_dataset']} {row['source_bucket']}",
             ((Passage(cut(str(row["text"])), False),),),
             f"{count(len(str(row['text'])))} characters",
+            (
+                Fact("document", count(first + place)),
+                Fact("source", str(row["source_dataset"])),
+                Fact("bucket", str(row["source_bucket"])),
+                Fact("characters", count(len(str(row["text"])))),
+            ),
         )
         for place, row in enumerate(batch.to_pylist())
     ]

@@ -16,8 +16,9 @@ from schemas.inspection import Inspection
 from schemas.report import Chart, Column, Fact, Passage, Sample, Table
 from schemas.sft import Count
 from tasks.outputs.found import Outputs, Tables
+from tasks.outputs.query import PLACE
 from tasks.report.histogram import even_classes, fill_classes, histogram
-from tasks.report.numbers import count, share, size
+from tasks.report.numbers import count, plain, share, size
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, passages
@@ -105,7 +106,8 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
             ("tokenizer", told.tokenizer_digest),
             ("vocabulary", told.vocabulary_size),
         ):
-            about.setdefault(name, set()).add("not recorded" if value is None else str(value))
+            text = plain(value) if type(value) is int else str(value)
+            about.setdefault(name, set()).add("not recorded" if value is None else text)
         done = counts.totals - before
         shards.append((outputs.name(path), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
     return Inspection(
@@ -114,7 +116,8 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
         facts=_facts(counts, pack_size),
         tables=(_about(about), _shard_table(shards)),
         charts=_charts(counts, pack_size),
-        samples=tuple(_samples(outputs.files, rows, first, tokenizer)) if rows else (),
+        samples=tuple(_samples(outputs, rows, first, tokenizer)) if rows else (),
+        rows=counts.totals["bins"],
     )
 
 
@@ -139,7 +142,10 @@ def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:
 
 
 def _about(about: dict[str, set[str]]) -> Table:
-    rows = tuple((name, ", ".join(sorted(values))) for name, values in about.items())
+    rows = tuple(
+        (name, values.copy().pop() if len(values) == 1 else ", ".join(sorted(values)))
+        for name, values in about.items()
+    )
     return Table("Metadata of the shards", (Column("field"), Column("value")), rows)
 
 
@@ -175,16 +181,16 @@ def _charts(counts: _Counts, pack_size: int | None) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def _samples(paths: tuple[Path, ...], rows: int, first: int, tokenizer: Path | None) -> Iterator[Sample]:
+def _samples(outputs: Outputs, rows: int, first: int, tokenizer: Path | None) -> Iterator[Sample]:
     decode = _decoder(tokenizer)
-    for path in paths:
+    for path in outputs.files:
         with open_shard(path) as shard:
             here = shard.num_bins
             start, end = min(first, here), min(first + rows, here)
             number = start
             for block in shard.blocks(start, end):
                 for place in range(len(block.ids_offsets) - 1):
-                    yield _sample(f"{path.name}, bin {count(number)}", block, place, decode)
+                    yield _sample(outputs.name(path), number, block, place, decode)
                     number += 1
         rows -= end - start
         first = max(0, first - here)
@@ -207,7 +213,7 @@ def _decoder(tokenizer: Path | None) -> Decode:
         ) from error
 
 
-def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
+def _sample(shard: str, number: int, bins: RawBins, place: int, decode: Decode) -> Sample:
     """Show one bin, cut so that it fits on a few screens."""
     ids, mask, starts = (
         values[offsets[place] : offsets[place + 1]]
@@ -225,26 +231,32 @@ def _sample(title: str, bins: RawBins, place: int, decode: Decode) -> Sample:
             break
         shown += stop - start
         sequences.append(passages(ids[start:stop], mask[start:stop], decode))
-    trained = count(int(np.count_nonzero(mask)))
-    note = f"{count(len(starts))} sequences, {count(len(ids))} tokens, {trained} carry loss"
+    facts = (
+        Fact("shard", shard),
+        Fact("bin", count(number)),
+        Fact("sequences", count(len(starts))),
+        Fact("tokens", count(len(ids))),
+        Fact("trained", count(int(np.count_nonzero(mask)))),
+    )
+    note = f"{facts[2].value} sequences, {facts[3].value} tokens, {facts[4].value} carry loss"
     if shown < len(ids):
         note += f"; the first {count(shown)} tokens are shown"
-    return Sample(title, tuple(sequences), note)
+    return Sample(f"{shard}, bin {count(number)}", tuple(sequences), note, facts)
 
 
 def query_packed(outputs: Outputs) -> Tables:
     """Return the table `bins`: Parquet in place, other formats as batches."""
     if all(file.suffix == ".parquet" for file in outputs.files):
         return Tables(files={"bins": outputs.files})
-    return Tables(streams={"bins": packed_batches(outputs.files)})
+    return Tables(streams={"bins": packed_batches(outputs)})
 
 
-def packed_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
-    """Yield bins of any format as Arrow batches for queries: `shard`, `bin`, and the columns of a packed shard."""
+def packed_batches(outputs: Outputs) -> pa.RecordBatchReader:
+    """Yield bins of any format as Arrow batches for queries: where a bin is, and the columns of a packed shard."""
     lists = pa.list_(pa.int64())
     schema = pa.schema(
         [
-            ("shard", pa.string()),
+            *((name, pa.string()) for name in PLACE),
             ("bin", pa.int64()),
             ("input_ids", lists),
             ("loss_mask", lists),
@@ -253,13 +265,14 @@ def packed_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
     )
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for path in paths:
+        for path in outputs.files:
+            place = outputs.place(path)
             with open_shard(path) as shard:
                 number = 0
                 for block in shard.blocks():
                     bins = len(block.ids_offsets) - 1
                     columns = [
-                        pa.array([path.name] * bins),
+                        *(pa.array([getattr(place, name)] * bins, pa.string()) for name in PLACE),
                         pa.array(np.arange(number, number + bins)),
                         pa.ListArray.from_arrays(block.ids_offsets.astype(np.int32), pa.array(block.ids)),
                         pa.ListArray.from_arrays(block.mask_offsets.astype(np.int32), pa.array(block.mask)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ import pyarrow as pa
 
 from schemas.inspection import Inspection
 from schemas.probes import measurements_schema
-from schemas.report import Chart, Column, Fact, Series, Table
+from schemas.report import Chart, Column, Fact, Figure, Series, Table
 from tasks.outputs.found import Outputs, Tables
+from tasks.outputs.query import PLACE
 from tasks.probes.training.crops import Contexts, Crops
 from tasks.probes.training.draws import MODES
 from tasks.probes.training.sampler import ProbeRowSampler
 from tasks.probes.training.source import ProbeRowDataSource
 from tasks.probes.training.tokens import decode
 from tasks.report.histogram import power_classes
-from tasks.report.numbers import binary, count, share, size
+from tasks.report.numbers import binary, count, plain, share, size
 from tasks.storage.reading import file_bytes
 
 # Records read at once.
@@ -86,7 +88,7 @@ def inspect_probes(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
             f"in {len(outputs.files)} shards",
         ),
     )
-    return Inspection(outputs.path, outputs.kind, facts, tuple(tables), tuple(charts))
+    return Inspection(outputs.path, outputs.kind, facts, tuple(tables), tuple(charts), rows=len(source))
 
 
 def _items(source: ProbeRowDataSource, first: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
@@ -127,7 +129,7 @@ def _padding(source: ProbeRowDataSource, sampler: ProbeRowSampler, sampled: int)
             segments = sampler.crops(contexts, (0, start), pack)["inputs_segmentation"]
             crops += segments.size
             padded += int(np.count_nonzero(segments == 0))
-        return padded / crops
+        return padded / crops if crops else 0.0
 
     shares = {"one context a crop": padding(max(_GROUPS), False)}
     shares |= {f"packed, groups of {group}": padding(group, True) for group in _GROUPS}
@@ -157,7 +159,7 @@ def _shown(source: ProbeRowDataSource, rows: int, first: int) -> list[tuple[int,
 def _record(item: dict[str, Any], number: int) -> Table:
     batch = item["measurements"]
     rows = tuple(
-        (str(row["event_time"]), row["dst_addr"], str(row["ip_version"]), _rtt(row["rtt"]))
+        (str(row["event_time"]), row["dst_addr"], plain(row["ip_version"]), _rtt(row["rtt"]))
         for row in batch.slice(0, _MEASUREMENTS).to_pylist()
     )
     columns = (Column("time"), Column("destination"), Column("IP"), Column("round trip", True))
@@ -170,8 +172,9 @@ def _record(item: dict[str, Any], number: int) -> Table:
     )
 
 
-def _rtt(rtt_ms: float | None) -> str:
-    return "failed" if rtt_ms is None or rtt_ms < 0 else f"{rtt_ms:.3f} ms"
+def _rtt(rtt_ms: float | None) -> Figure:
+    is_failed = rtt_ms is None or rtt_ms < 0
+    return Figure("failed", None) if is_failed else Figure(f"{rtt_ms:.3f} ms", rtt_ms)
 
 
 def _crop(crops: Crops) -> list[Table]:
@@ -183,7 +186,7 @@ def _crop(crops: Crops) -> list[Table]:
             when = measurement.seconds
             rows.append(
                 (
-                    str(segment),
+                    plain(segment),
                     measurement.src_addr,
                     measurement.dst_addr,
                     _rtt(measurement.rtt_ms),
@@ -202,19 +205,29 @@ def _crop(crops: Crops) -> list[Table]:
 
 def query_probes(outputs: Outputs) -> Tables:
     """Return the table `measurements`."""
-    return Tables(streams={"measurements": measurement_batches(outputs.files)})
+    return Tables(streams={"measurements": measurement_batches(outputs)})
 
 
-def measurement_batches(paths: tuple[Path, ...]) -> pa.RecordBatchReader:
-    """Yield every measurement with the `src_id` and `src_addr` of its record, for queries."""
-    own = [pa.field("src_id", pa.int64()), pa.field("src_addr", pa.string())]
-    schema = pa.schema([*own, *measurements_schema()])
-    source = ProbeRowDataSource([str(path) for path in paths])
+def measurement_batches(outputs: Outputs) -> pa.RecordBatchReader:
+    """Yield every measurement, with where its record is and that record's `src_id` and `src_addr`, for queries."""
+    texts = [pa.field(name, pa.string()) for name in PLACE[1:]]
+    own = [
+        *texts,
+        *(pa.field(name, pa.int64()) for name in ("record", "src_id")),
+        pa.field("src_addr", pa.string()),
+    ]
+    # The measurements themselves, whatever else the source hands out with them.
+    measured = measurements_schema()
+    schema = pa.schema([*own, *measured])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for item, _ in _items(source, 0, len(source)):
-            batch = item["measurements"]
-            columns = [pa.repeat(pa.scalar(item[f.name], f.type), batch.num_rows) for f in own]
-            yield pa.record_batch([*columns, *batch.columns], schema=schema)
+        for path in outputs.files:
+            where = asdict(outputs.place(path))
+            source = ProbeRowDataSource([str(path)])
+            for record, (item, _) in enumerate(_items(source, 0, len(source))):
+                batch = item["measurements"].select(measured.names)
+                values = {**where, **item, "record": record}
+                columns = [pa.repeat(pa.scalar(values[f.name], f.type), batch.num_rows) for f in own]
+                yield pa.record_batch([*columns, *batch.columns], schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())

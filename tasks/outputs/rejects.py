@@ -19,7 +19,7 @@ from tasks.outputs.found import Outputs, Tables
 from tasks.report.numbers import count
 from tasks.run.find import Found
 from tasks.run.layout import MANIFEST
-from tasks.storage.parquet import PARQUET_ERRORS, parquet_file
+from tasks.storage.parquet import PARQUET_ERRORS, parquet_file, parquet_rows
 from tasks.storage.remote import open_location
 
 REJECTS = "rejects/"
@@ -71,7 +71,9 @@ def inspect_rejects(outputs: Outputs, rows: int, first: int, tokenizer: Path | N
     Raises:
         InputError: a file cannot be read.
     """
-    return Inspection(outputs.path, outputs.kind, tables=rejects_tables(outputs.files, rows, first))
+    tables = rejects_tables(outputs.files, rows, first)
+    total = sum(parquet_rows(file) for file in outputs.files)
+    return Inspection(outputs.path, outputs.kind, tables=tables, rows=total)
 
 
 def rejects_tables(files: Sequence[Path], rows: int = 0, first: int = 0) -> tuple[Table, ...]:
@@ -88,7 +90,7 @@ def rejects_tables(files: Sequence[Path], rows: int = 0, first: int = 0) -> tupl
             reasons.update(_reasons(batch))
             some = batch.slice(max(first - number, 0), max(0, rows - len(shown)))
             shown += [
-                (str(row["reason"]), str(row["source_file"]), str(row["row"]), cut(str(row.get("detail"))))
+                (str(row["reason"]), str(row["source_file"]), count(row["row"]), cut(str(row.get("detail"))))
                 for row in some.to_pylist()
             ]
             number += batch.num_rows

@@ -9,7 +9,7 @@ from schemas.errors import ConfigError
 from schemas.inspection import Inspection
 from schemas.report import Column, Fact, Passage, Sample, Table
 from tasks.outputs.found import Outputs, Tables
-from tasks.report.numbers import count, size
+from tasks.report.numbers import count, plain, size
 from tasks.storage.reading import file_bytes
 from tasks.tokenizer.loading import TOKENIZER_FILE, load_tokenizer
 
@@ -39,7 +39,7 @@ def inspect_tokenizer(
     special = Table(
         "Added tokens",
         (Column("id", True), Column("token"), Column("special")),
-        tuple((str(number), token.content, "yes" if token.special else "no") for number, token in added),
+        tuple((plain(number), token.content, "yes" if token.special else "no") for number, token in added),
     )
     # A character of several tokens is shown with the first token.
     ends = [0, *itertools.accumulate((end for _, end in encoded.offsets), max)]

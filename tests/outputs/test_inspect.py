@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ from commands import Cli
 from rich.console import Console
 from support import chat, config_of, mill_serially, run_serially, write_jsonl
 
+from flows.cli.inspect import print_answer
 from flows.cli.rendering import print_sample, print_table, printable
+from schemas.errors import ConfigError, InputError
+from schemas.inspection import Answer
 from schemas.report import Column, Passage, Sample, Table
 from tasks.outputs.inspect import inspect_path, query_path
 
@@ -82,12 +88,12 @@ def parts(cli: Cli, *arguments: object) -> dict[str, Any]:
     return found
 
 
-def facts(found: dict[str, Any]) -> dict[str, str]:
+def facts(found: dict[str, Any]) -> dict[str, Any]:
     return {fact["label"]: fact["value"] for fact in found["facts"]}
 
 
-def table(found: dict[str, Any], title: str) -> list[list[str]]:
-    rows: list[list[str]] = next(part["rows"] for part in found["tables"] if part["title"] == title)
+def table(found: dict[str, Any], title: str) -> list[list[Any]]:
+    rows: list[list[Any]] = next(part["rows"] for part in found["tables"] if part["title"] == title)
     return rows
 
 
@@ -103,19 +109,30 @@ def test_packed_counts_are_those_of_plain_parquet(cli: Cli, packed: Path) -> Non
     trained = sum(sum(row["loss_mask"]) for row in rows)
     sequences = sum(len(row["seq_start_id"]) for row in rows)
     used = tokens - sequences
-    assert facts(found) | {"longest sequence": ""} == {
-        "bins": str(len(rows)),
-        "sequences": str(sequences),
-        "tokens": f"{tokens:,}",
-        "trained": f"{100 * trained / tokens:.1f}%",
-        "filled": f"{100 * used / (128 * len(rows)):.1f}%",
-        "longest sequence": "",
+    cuts = [[*row["seq_start_id"], len(row["input_ids"])] for row in rows]
+    longest = max(int(np.diff(cut).max()) for cut in cuts)
+    assert facts(found) == {
+        "bins": len(rows),
+        "sequences": sequences,
+        "tokens": tokens,
+        "trained": trained / tokens,
+        "filled": used / (128 * len(rows)),
+        "longest sequence": longest,
     }
+    assert found["rows"] == len(rows)
     lengths, fill = found["charts"]
+    assert fill["labels"] == [0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1]
+    shards = table(found, "Shards")
+    assert [sum(column) for column in list(zip(*shards, strict=True))[1:5]] == [
+        len(rows),
+        sequences,
+        tokens,
+        trained,
+    ]
     assert sum(lengths["series"][0]["values"]) == sequences
     assert sum(fill["series"][0]["values"]) == len(rows)
-    assert table(found, "Rejected rows by reason") == [["no_assistant_turn", "2"]]
-    assert ["pack size", "128"] in table(found, "Metadata of the shards")
+    assert table(found, "Rejected rows by reason") == [["no_assistant_turn", 2]]
+    assert ["pack size", 128] in table(found, "Metadata of the shards")
 
 
 def test_a_shard_a_folder_and_a_run_show_the_same(cli: Cli, packed: Path) -> None:
@@ -153,14 +170,18 @@ def test_rows_run_on_from_shard_to_shard(tmp_path: Path) -> None:
         ["11 ", "10 "],
         ["20 ", "20 "],
     ]
-    assert inspect_path(tmp_path, rows=5, first=4).samples == ()
+    with pytest.raises(
+        ConfigError, match="4 is beyond the end of these packed bins; allowed: 0 to 3"
+    ) as caught:
+        inspect_path(tmp_path, rows=5, first=4)
+    assert (caught.value.code, caught.value.where) == ("usage", "--first")
 
 
 def test_other_formats_and_tools(cli: Cli, tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "seq_start_id": [0, 2]}, EMPTY]
     np.save(tmp_path / "x.npy", np.array(rows, dtype=object), allow_pickle=True)
     found = parts(cli, tmp_path / "x.npy", "--rows", 1)
-    assert facts(found)["tokens"] == "3" and ["pack size", "not recorded"] in table(
+    assert facts(found)["tokens"] == 3 and ["pack size", "not recorded"] in table(
         found, "Metadata of the shards"
     )
     [shown] = found["samples"]
@@ -197,6 +218,149 @@ def test_a_query_reads_bins_and_rejects(cli: Cli, packed: Path) -> None:
         ["no_assistant_turn"]
     ]
     assert "no_assistant_turn" in cli("inspect", packed, "--sql", "SELECT reason FROM rejects").out
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Path:
+    """An output folder of two data sets, whose shards have the same names."""
+    folder = tmp_path_factory.mktemp("two")
+    datasets = []
+    for name, count in (("z", 90), ("a", 50)):
+        rows = [chat(f"{name} {n}?", "Yes. " * (n % 9 + 1)) for n in range(count)]
+        datasets.append({"name": name, "path": str(write_jsonl(folder / f"{name}.jsonl", rows))})
+    changes = {"storage": {"shard_tokens": 1000}, "splits": {"train": 0.7, "valid": 0.3, "test": 0}}
+    mill_serially(config_of(folder / "out", folder, small_tokenizer, datasets=datasets, **changes))
+    return folder / "out"
+
+
+def of_shards(run: Path) -> list[list[Any]]:
+    """Data set, split, path, shard and rows of every shard, from the names of the files alone."""
+    found = []
+    for path in (run / "latest" / "datasets").rglob("*.parquet"):
+        name = path.relative_to(run / "latest").as_posix()
+        _, dataset, _, split, shard = name.split("/")
+        found.append([dataset, split, name, shard, pq.read_metadata(path).num_rows])
+    return sorted(found)
+
+
+def test_rows_of_shards_with_one_name_are_told_apart(cli: Cli, two: Path) -> None:
+    wanted = of_shards(two)
+    assert len({row[3] for row in wanted}) < len(wanted) == len({row[2] for row in wanted})
+    sql = (
+        "SELECT dataset, split, path, shard, count(*), min(bin), max(bin) FROM bins GROUP BY ALL ORDER BY ALL"
+    )
+    found = parts(cli, two, "--sql", sql)["rows"]
+    assert found == [[*row, 0, row[-1] - 1] for row in wanted]
+    columns = parts(cli, two, "--sql", "SELECT * FROM bins LIMIT 0")["columns"]
+    assert columns[:5] == ["dataset", "split", "path", "shard", "bin"]
+
+
+def test_a_split_and_a_data_set_are_chosen(cli: Cli, two: Path) -> None:
+    wanted = of_shards(two)
+    for options, rows in (
+        (["--split", "valid"], [row for row in wanted if row[1] == "valid"]),
+        (["--dataset", "z"], [row for row in wanted if row[0] == "z"]),
+        (["--dataset", "a", "--split", "train"], [row for row in wanted if row[:2] == ["a", "train"]]),
+    ):
+        assert facts(parts(cli, two, *options))["bins"] == sum(row[4] for row in rows)
+        paths = parts(cli, two, *options, "--sql", "SELECT DISTINCT path FROM bins ORDER BY 1")["rows"]
+        assert paths == [[row[2]] for row in rows]
+    shown = parts(cli, two, "--dataset", "z", "--split", "valid", "--rows", 1)["samples"]
+    [path, bin_number, sequences, tokens, trained] = [fact["value"] for fact in shown[0]["facts"]]
+    row = pq.read_table(two / "latest" / path).to_pylist()[0]
+    assert (path.split("/")[1], bin_number) == ("z", 0)
+    assert [sequences, tokens, trained] == [
+        len(row["seq_start_id"]), len(row["input_ids"]), sum(row["loss_mask"]),
+    ]  # fmt: skip
+
+
+def test_folders_and_links_say_what_they_are_of(cli: Cli, two: Path, tmp_path: Path) -> None:
+    """Outside a run too: by its links, and in a copy that is not one."""
+    sql = "SELECT DISTINCT dataset, split FROM bins ORDER BY ALL"
+    assert parts(cli, two / "splits/train", "--sql", sql)["rows"] == [["a", "train"], ["z", "train"]]
+    loose = Path(shutil.copytree(two / "latest/datasets", tmp_path / "datasets"))
+    assert len(parts(cli, loose, "--sql", sql)["rows"]) == 4
+    bare = shutil.copy(next(loose.rglob("*.parquet")), tmp_path / "bare.parquet")
+    assert parts(cli, bare, "--sql", "SELECT DISTINCT dataset, split, path, shard FROM bins")["rows"] == [
+        [None, None, "bare.parquet", "bare.parquet"]
+    ]
+
+
+def test_a_split_of_documents_and_of_probe_rows(cli: Cli, sample: Path, probes: Path) -> None:
+    documents = "SELECT DISTINCT split, path = shard FROM documents"
+    assert parts(cli, sample, "--sql", documents)["rows"] == [["train", True]]
+    records = "SELECT split, path, count(DISTINCT record), max(record) FROM measurements GROUP BY ALL"
+    found = parts(cli, probes, "--sql", records)["rows"]
+    assert sum(row[2] for row in found) == 6
+    assert all(row[1].startswith(row[0]) and row[3] == row[2] - 1 for row in found)
+    [split, *_] = found[0]
+    only = parts(cli, probes, "--split", split)
+    assert facts(only)["records"] == sum(row[2] for row in found if row[0] == split)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--split", "dev"], "[missing_split] --split: there is no split 'dev'; allowed: train, valid"),
+        (["--dataset", "x"], "[missing_dataset] --dataset: there is no data set 'x'; allowed: a, z"),
+        (["--first", "1000"], "[usage] --first: 1000 is beyond the end of these packed bins; allowed: 0 to "),
+    ],
+)
+def test_what_is_not_there(cli: Cli, two: Path, options: list[str], says: str) -> None:
+    outcome = cli("inspect", two, *options)
+    assert outcome.code == 2 and outcome.message.startswith(says)
+
+
+def test_the_first_row_of_anything_is_there(
+    cli: Cli, packed: Path, sample: Path, probes: Path, small_tokenizer: Path
+) -> None:
+    for path, first, says in (
+        (sample, 15, "beyond the end of these sampled documents; allowed: 0 to 14"),
+        (probes, 6, "beyond the end of these probe rows; allowed: 0 to 5"),
+        (packed / "latest/rejects", 2, "beyond the end of these rejected rows; allowed: 0 to 1"),
+        (small_tokenizer, 1, "there are no rows to show"),
+    ):
+        outcome = cli("inspect", path, "--rows", 1, "--first", first)
+        assert outcome.code == 2 and says in outcome.message
+    outcome = cli("inspect", sample, "--dataset", "one")
+    assert outcome.code == 2 and "these sampled documents do not say their data set" in outcome.message
+
+
+def test_json_has_numbers_and_nothing_that_is_not_one(
+    cli: Cli, packed: Path, sample: Path, probes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    formatted = re.compile(r"\d[\d,]*(\.\d+)? ?(%|k?B|MB|[KM]i|ms)?")
+
+    def texts(part: Any) -> list[str]:
+        if isinstance(part, dict):
+            return [text for value in part.values() for text in texts(value)]
+        return (
+            [text for value in part for text in texts(value)]
+            if isinstance(part, list)
+            else [str(part)] * (isinstance(part, str))
+        )
+
+    def refused(text: str) -> Any:
+        raise AssertionError(text)
+
+    for path in (packed, sample, probes):
+        out = cli("inspect", path, "--rows", 2, "--json").out
+        found = json.loads(out, parse_constant=refused)
+        found["samples"] = [shown["facts"] for shown in found["samples"]]
+        assert [text for text in texts(found) if formatted.fullmatch(text)] == []
+    rows = (
+        (float("nan"), float("inf"), Decimal("1.50"), Decimal(3), 10**30, [float("nan")], date(2026, 1, 2)),
+    )
+    print_answer(Answer(tuple("abcdefg"), rows, False), as_json=True)
+    answer = json.loads(capsys.readouterr().out, parse_constant=refused)
+    assert answer["rows"] == [[None, None, 1.5, 3, 10**30, [None], "2026-01-02"]]
+
+
+def test_a_uri_cannot_be_inspected_yet(tmp_path: Path) -> None:
+    for look in (inspect_path, lambda path: query_path(path, "SELECT 1")):
+        with pytest.raises(InputError, match="only local or mounted files can be inspected") as caught:
+            look("memory://bucket/run")
+        assert caught.value.code == "remote_input"
 
 
 @pytest.mark.parametrize(
@@ -240,8 +404,8 @@ def test_a_sample_shows_buckets_and_documents(cli: Cli, sample: Path) -> None:
         for path in sorted((sample / "latest").glob("*.parquet"))
         for row in pq.read_table(path).to_pylist()
     ]
-    assert facts(found)["documents"] == "15"
-    assert [row[:3] for row in table(found, "Sources and buckets")] == [["one", "a", "10"], ["one", "b", "5"]]
+    assert facts(found)["documents"] == 15
+    assert [row[:3] for row in table(found, "Sources and buckets")] == [["one", "a", 10], ["one", "b", 5]]
     assert [shown["sequences"][0][0]["text"] for shown in found["samples"]] == [
         row["text"] for row in rows[9:11]
     ]
@@ -251,8 +415,8 @@ def test_a_sample_shows_buckets_and_documents(cli: Cli, sample: Path) -> None:
 
 def test_probe_rows_show_records_padding_modes_and_a_crop(cli: Cli, probes: Path) -> None:
     found = parts(cli, probes, "--rows", 1)
-    assert (facts(found)["records"], facts(found)["measurements"]) == ("6", "178")
-    assert facts(found)["failed"] == f"{1800 / 178:.1f}%"
+    assert (facts(found)["records"], facts(found)["measurements"], found["rows"]) == (6, 178, 6)
+    assert facts(found)["failed"] == 18 / 178
     titles = [chart["title"] for chart in found["charts"]]
     assert titles == [
         "Measurements per record",
@@ -284,7 +448,7 @@ def test_a_tokenizer_shows_its_special_tokens(cli: Cli, small_tokenizer: Path) -
         found = parts(cli, path)
         raw = json.loads((small_tokenizer / "tokenizer.json").read_text())
         added = [
-            [str(one["id"]), one["content"], "yes" if one["special"] else "no"] for one in raw["added_tokens"]
+            [one["id"], one["content"], "yes" if one["special"] else "no"] for one in raw["added_tokens"]
         ]
         assert table(found, "Added tokens") == added
         assert found["samples"][0]["sequences"]
@@ -295,7 +459,7 @@ def test_a_tokenizer_shows_its_special_tokens(cli: Cli, small_tokenizer: Path) -
 def test_reject_files_can_be_looked_at_alone(cli: Cli, packed: Path) -> None:
     found = parts(cli, packed / "latest/rejects", "--rows", 1)
     assert found["kind"] == "rejected rows"
-    assert table(found, "Rejected rows by reason") == [["no_assistant_turn", "2"]]
+    assert table(found, "Rejected rows by reason") == [["no_assistant_turn", 2]]
     assert len(table(found, "Rejected rows")) == 1
 
 

@@ -122,12 +122,14 @@ def test_damage_and_a_folder_that_is_no_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_bins_as_batches_number_each_shard_from_0(name: str, tmp_path: Path) -> None:
     files = tuple(WRITERS[name](tmp_path / f"{n}", rows) for n, rows in enumerate((BINS[:2], BINS[2:])))
-    table: list[dict[str, Any]] = packed_batches(files).read_all().to_pylist()
+    outputs = Outputs(str(tmp_path), "packed bins", files)
+    table: list[dict[str, Any]] = packed_batches(outputs).read_all().to_pylist()
     assert [(row["shard"], row["bin"]) for row in table] == [
         (files[0].name, 0), (files[0].name, 1), (files[1].name, 0),
     ]  # fmt: skip
     assert [(row["input_ids"], row["loss_mask"], row["seq_start_id"]) for row in table] == BINS
-    tables = query_packed(Outputs(str(tmp_path), "packed bins", files))
+    assert list(table[0])[:5] == ["dataset", "split", "path", "shard", "bin"]
+    tables = query_packed(outputs)
     assert (list(tables.files), list(tables.streams)) == (
         (["bins"], []) if name == "parquet" else ([], ["bins"])
     )

@@ -80,8 +80,11 @@ def test_measurements_are_shown_as_they_are(outputs: Outputs) -> None:
 
 
 def test_every_measurement_can_be_queried_with_its_probe(outputs: Outputs) -> None:
-    table = measurement_batches(outputs.files).read_all()
-    assert table.num_rows == 82 and table.column_names[:2] == ["src_id", "src_addr"]
+    table = measurement_batches(outputs).read_all()
+    assert table.num_rows == 82
+    assert table.column_names[:6] == ["split", "path", "shard", "record", "src_id", "src_addr"]
+    places = [("1.arrayrecord", 0)] * 3 + [("1.arrayrecord", 1)] * 9 + [("2.arrayrecord", 0)] * 70
+    assert list(zip(table["path"].to_pylist(), table["record"].to_pylist(), strict=True)) == places
     assert table["src_addr"].value_counts().to_pylist() == [
         {"values": f"10.0.0.{n}", "counts": count} for n, count in enumerate((3, 9, 70))
     ]
