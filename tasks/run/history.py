@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,9 +49,19 @@ def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) 
     """
     for record in manifest.outputs:
         yield from _faults(folder, record, verify)
+    files: dict[str, list[FileRecord]] = defaultdict(list)
+    for record in manifest.outputs:
+        # A link leads to a file, or to the folder of a memmap shard.
+        for place in (record.path, posixpath.dirname(record.path)):
+            files[place].append(record)
     for name, target in manifest.links.items():
         found = link_target(folder / name) if isinstance(folder, Path) else None
-        copies = _copies(name, target, manifest) if found is None else []
+        original = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        copies = [
+            record.model_copy(update={"path": name + record.path.removeprefix(original)})
+            for record in files[original]
+            if found is None
+        ]
         if found == target or (copies and not any(_faults(folder, copy, verify) for copy in copies)):
             continue
         yield IntegrityError(
@@ -59,16 +70,6 @@ def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) 
             code="missing_output",
             where=str(folder / name) if isinstance(folder, Path) else f"{folder}/{name}",
         )
-
-
-def _copies(link: str, target: str, manifest: RunManifest) -> list[FileRecord]:
-    """Return the files that a copy has under a link's name: one, or those of a folder."""
-    original = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
-    return [
-        record.model_copy(update={"path": link + record.path.removeprefix(original)})
-        for record in manifest.outputs
-        if record.path == original or record.path.startswith(f"{original}/")
-    ]
 
 
 def _faults(folder: Path | str, record: FileRecord, verify: Verify) -> list[IntegrityError]:

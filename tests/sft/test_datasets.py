@@ -132,7 +132,10 @@ class TestContract:
             assert item["input_ids"] != [*ids, 1] and item["input_ids"] != ids[:-1]
             assert item["input_ids"][1:] == ids[1:]
         assert one[0] != one[1]
-        # Anything else is numpy's.
+        # Anything else is numpy's, and so is what is computed.
+        trained = one[0]["loss_mask"].sum()
+        assert isinstance(trained, np.integer) and trained == sum(key(one[0])[1])
+        assert type(one[0]["input_ids"] + 1) is np.ndarray
         assert (one[0]["input_ids"] == np.array(ids[:1])).tolist() == [
             t == ids[0] for t in one[0]["input_ids"]
         ]

@@ -15,13 +15,16 @@ import numpy as np
 class Values(np.ndarray[Any, Any]):
     """An array that is equal to a list, a tuple or other `Values` if it has the same values in the same order.
 
-    The answer is one `np.bool_`. Against anything else, and in everything else, it is a numpy array.
+    The answer is one `np.bool_`. Against anything else, and in everything else, it is a numpy array; what is computed
+    from it is a plain one, or a plain number.
 
     >>> ids = np.array([7, 8, 9]).view(Values)
     >>> bool(ids == [7, 8, 9]), bool(ids[1:] == [7, 8]), bool(ids != ids.copy())
     (True, False, False)
     >>> (ids == 8).tolist(), (ids == np.array([7, 0, 9])).tolist()
     ([False, True, False], [True, False, True])
+    >>> type(ids + 1).__name__, type(ids.max()).__name__
+    ('ndarray', 'int64')
     """
 
     def __eq__(self, other: object) -> Any:
@@ -37,3 +40,6 @@ class Values(np.ndarray[Any, Any]):
         return super().__ne__(other)
 
     __hash__ = None
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return np.asarray(array)[()]
