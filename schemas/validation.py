@@ -23,7 +23,7 @@ class ValidateConfig(Config):
         min_length=1,
         title="Path",
         description="A run, an output folder (its latest run), a tokenizer, reject files, a folder of shards, or a "
-        "single shard, from Gristmill or another tool.",
+        "single shard, from Gristmill or another tool; or the URI of a run or of shards of packed Parquet.",
     )
     level: Level = Field(
         "full",

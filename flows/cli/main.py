@@ -96,7 +96,9 @@ def _parser() -> _Parser:
         "validate", parents=[common], help="check a run, a folder of shards or a file"
     )
     validate.add_argument(
-        "path", metavar="PATH", help="a run, an output folder, a folder of shards or a file"
+        "path",
+        metavar="PATH",
+        help="a run, an output folder, a folder of shards, a file, or a URI of packed Parquet",
     )
     validate.add_argument(
         "--level", choices=("quick", "full"), default="full", help="full, the default, reads every row"

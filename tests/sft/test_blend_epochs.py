@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sft.fresh_process import in_fresh_process
 from sft.shard_files import foreign_parquet
 
 from schemas.errors import ConfigError
@@ -187,6 +188,10 @@ def trained(batch: dict[str, Any]) -> list[int]:
     "workers", [{}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 2}], ids=str
 )
 def test_three_ranks_with_a_resume_read_every_bin(folder: Path, workers: dict[str, Any]) -> None:
+    in_fresh_process(check_three_ranks, folder, workers)
+
+
+def check_three_ranks(folder: Path, workers: dict[str, Any]) -> None:
     numbers: list[int] = []
     for rank in range(3):
         loader, batches = rank_batches(folder, rank, None, **workers)

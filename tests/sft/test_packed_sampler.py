@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sft.fresh_process import in_fresh_process
 from sft.shard_files import foreign_memmap, foreign_parquet, random_rows
 
 from schemas.errors import ConfigError, MissingExtraError
@@ -87,12 +86,6 @@ class TestSampler:
     def test_what_is_no_state_is_refused(self, dataset: SftDataset, state: dict[str, Any]) -> None:
         with pytest.raises(ConfigError):
             PackedSampler(dataset).load_state_dict(state)
-
-
-def in_fresh_process(check: Callable[..., None], *arguments: Any) -> None:
-    """Run a check where a trainer would: forked workers inherit the threads and servers of a process of tests."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(check, *arguments).result(timeout=300)
 
 
 @needs_torch

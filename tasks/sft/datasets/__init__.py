@@ -2,6 +2,8 @@
 
 dataset = create_sft_dataset("runs-output/sft", split="train", tokenizer=tokenizer, max_seq_length=4096)
 loader = PackedLoader(dataset, batch_size=8, num_workers=4)
+for batch in loader:  # an epoch; the next loop is the next one, and a blend goes on where it was
+    ...
 """
 
 from __future__ import annotations
