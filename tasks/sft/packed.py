@@ -10,6 +10,7 @@ from typing import Any
 from schemas.run import FileRecord, Receipt, RowLedger
 from schemas.sft import PackSftConfig
 from tasks.report.numbers import counted, share
+from tasks.sft.datasets.blending import normalised
 from tasks.sft.plan import OVERFLOW_COUNTS
 from tasks.sft.stages import SplitPlan
 
@@ -131,13 +132,12 @@ def _add_shares(datasets: dict[str, Any]) -> None:
     `epochs` says how often a blend that follows the weights shows each bin of the data set while it shows as many
     bins as the split has.
     """
-    tokens, weight, bins = (
-        sum(counts[name] for counts in datasets.values()) for name in ("tokens", "weight", "bins")
-    )
-    for counts in datasets.values():
+    tokens, bins = (sum(counts[name] for counts in datasets.values()) for name in ("tokens", "bins"))
+    asked = normalised([counts["weight"] for counts in datasets.values()])
+    for counts, weight in zip(datasets.values(), asked, strict=True):
         counts["share"] = round(counts["tokens"] / tokens, 6)
-        counts["weight_share"] = round(counts["weight"] / weight, 6)
-        counts["epochs"] = round(counts["weight"] / weight * bins / counts["bins"], 4)
+        counts["weight_share"] = round(weight, 6)
+        counts["epochs"] = round(weight * bins / counts["bins"], 4)
 
 
 def _missing(run: PackedRun) -> dict[str, list[str]]:

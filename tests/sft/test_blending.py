@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from tasks.sft.datasets.blending import blend_order, effective_epochs, normalised
+from tasks.sft.datasets.blending import blend_order, normalised
 
 
 def deviations(weights: list[float], num_samples: int) -> np.ndarray:
@@ -61,15 +61,3 @@ def test_an_order_continued_in_pieces_is_the_whole_order(seed: int) -> None:
         piece = np.array(blend_order(weights, 75, taken))
         assert (piece == whole[:, start : start + 75]).all()
         taken = (np.array(taken) + np.bincount(piece[0], minlength=len(weights))).tolist()
-
-
-def test_effective_epochs() -> None:
-    """By hand: 88 bins; weights 1, 2, 0.5 of 3.5 draw 25.14, 50.29 and 12.57 of them."""
-    parts = effective_epochs(["a", "b", "c"], [40, 16, 32], [4000, 1500, 3000], [1, 2, 0.5])
-    assert [(part.dataset, part.bins, part.tokens) for part in parts] == [
-        ("a", 40, 4000), ("b", 16, 1500), ("c", 32, 3000),
-    ]  # fmt: skip
-    assert [part.weight for part in parts] == pytest.approx([2 / 7, 4 / 7, 1 / 7])
-    assert [part.share for part in parts] == pytest.approx([5 / 11, 2 / 11, 4 / 11])
-    assert [part.epochs for part in parts] == pytest.approx([0.6286, 3.1429, 0.3929], abs=1e-4)
-    assert sum(part.epochs * part.bins for part in parts) == pytest.approx(88)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,51 +34,6 @@ def normalised(weights: Sequence[float]) -> list[float]:
             )
     total = sum(values)
     return [value / total for value in values]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One data set of a blend.
-
-    Attributes:
-        bins, tokens: what is stored of it.
-        weight: its share of the samples as the weights ask, 0 to 1.
-        share: its share of the stored bins, 0 to 1: what a trainer sees that reads every bin once.
-        epochs: how often each of its bins is read while the blend draws as many samples as there are bins.
-    """
-
-    dataset: str
-    bins: int
-    tokens: int
-    weight: float
-    share: float
-    epochs: float
-
-
-def effective_epochs(
-    datasets: Sequence[str], bins: Sequence[int], tokens: Sequence[int], weights: Sequence[float]
-) -> list[Part]:
-    """Compute what a blend makes of its data sets; the arguments are in the same order.
-
-    Args:
-        datasets: their names.
-        bins: at least one in each.
-        tokens: tokens in those bins.
-        weights: on any scale.
-
-    Raises:
-        ConfigError: a weight is not valid.
-
-    >>> for part in effective_epochs(["chat", "code"], [44, 56], [400, 500], [1, 1]):
-    ...     print(part.dataset, part.weight, part.share, round(part.epochs, 2))
-    chat 0.5 0.44 1.14
-    code 0.5 0.56 0.89
-    """
-    total = sum(bins)
-    return [
-        Part(name, have, stored, weight, have / total, weight * total / have)
-        for name, have, stored, weight in zip(datasets, bins, tokens, normalised(weights), strict=True)
-    ]
 
 
 def blend_order(
