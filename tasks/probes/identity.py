@@ -18,18 +18,25 @@ from tasks.run.identity import Identity, Source, fingerprint
 DOMAIN = Domain(FLOW, FORMAT_VERSION, PUBLISHED)
 
 _COMPRESSED = ("", ".gz", ".zst", ".bz2")
-_TEXT = {
-    MeasurementFormat.CSV: (".csv",),
-    MeasurementFormat.NDJSON: (".ndjson", ".jsonl"),
-    MeasurementFormat.ATLAS: (".json", ".ndjson", ".jsonl"),
+
+
+def _text(*endings: str) -> tuple[str, ...]:
+    return tuple(ending + codec for ending in endings for codec in _COMPRESSED)
+
+
+# By the ending alone, `.json` could be anything.
+_AUTO = {
+    MeasurementFormat.PARQUET: (".parquet",),
+    MeasurementFormat.CSV: _text(".csv"),
+    MeasurementFormat.NDJSON: _text(".ndjson", ".jsonl"),
 }
-# Daily dumps of RIPE Atlas are called `ping-2026-01-31T2300.bz2`.
-_ENDINGS = {MeasurementFormat.PARQUET: (".parquet",)} | {
-    kind: tuple(ending + codec for ending in endings for codec in _COMPRESSED)
-    + ((".bz2",) if kind is MeasurementFormat.ATLAS else ())
-    for kind, endings in _TEXT.items()
+_ENDINGS = {
+    **_AUTO,
+    MeasurementFormat.AUTO: tuple(ending for endings in _AUTO.values() for ending in endings),
+    MeasurementFormat.NDJSON: _text(".ndjson", ".jsonl", ".json"),
+    # Daily dumps of RIPE Atlas are called `ping-2026-01-31T2300.bz2`.
+    MeasurementFormat.ATLAS: (*_text(".ndjson", ".jsonl", ".json"), ".bz2"),
 }
-_AUTO = (MeasurementFormat.PARQUET, MeasurementFormat.CSV, MeasurementFormat.NDJSON)
 
 
 def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
@@ -57,7 +64,7 @@ def format_of(name: str, asked: MeasurementFormat) -> MeasurementFormat:
     """
     if asked is not MeasurementFormat.AUTO:
         return asked
-    return next(kind for kind in _AUTO if name.endswith(_ENDINGS[kind]))
+    return next(kind for kind, endings in _AUTO.items() if name.endswith(endings))
 
 
 def text_format(name: str, kind: MeasurementFormat, array: bool = False) -> Format:
@@ -76,8 +83,7 @@ def text_format(name: str, kind: MeasurementFormat, array: bool = False) -> Form
 
 def _resolve(config: BuildProbeRowsConfig) -> Iterable[InputFile]:
     """Return the files of all paths; a file that two paths lead to counts once, under its shortest name."""
-    kinds = _AUTO if config.format is MeasurementFormat.AUTO else (config.format,)
-    patterns = tuple(f"*{ending}" for kind in kinds for ending in _ENDINGS[kind])
+    patterns = tuple(f"*{ending}" for ending in _ENDINGS[config.format])
     by_place: dict[Path, InputFile] = {}
     for path in config.inputs:
         for file in _of_one_format(resolve(path, patterns), path, config.format):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS, BuildProbeRowsConfig, MeasurementFormat
@@ -24,7 +25,7 @@ from tasks.inputs.sizing import grouped, part_size
 from tasks.probes.identity import format_of, text_format
 from tasks.probes.rows.pieces import Piece, Reading, RowGroups, TextSegment
 from tasks.probes.rows.reading import read_raw
-from tasks.probes.rows.values import is_number, is_text, looks_like_number
+from tasks.probes.rows.values import is_number, is_text, looks_like_number, texts_of
 from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
@@ -33,6 +34,7 @@ _PART_ROWS = 1 << 20
 _PARTS = 96
 # Text of about one row, by which text files are cut.
 _ROW_BYTES = 100
+_FIRST_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _look(file: InputFile, config: BuildProbeRowsConfig) -> tuple[int, ...] | Se
 def _look_parquet(path: Path, reading: Reading) -> tuple[int, ...] | str:
     try:
         with open_parquet(path) as file:
-            fault = column_fault(file.schema_arrow, reading)
+            fault = column_fault(file.schema_arrow, reading) or _text_fault(file, reading)
             if fault is not None:
                 return fault
             metadata = file.metadata
@@ -126,6 +128,17 @@ def _look_parquet(path: Path, reading: Reading) -> tuple[int, ...] | str:
             return rows
     except PARQUET_ERRORS as error:
         return f"not a readable Parquet file: {error}"
+
+
+def _text_fault(file: pq.ParquetFile, reading: Reading) -> str | None:
+    """Return why times that are text cannot be read, judged by the first of them."""
+    column = reading.columns[INPUT_COLUMNS.index("event_time")]
+    if reading.time_unit is not None or not is_text(file.schema_arrow.field(column).type):
+        return None
+    first = next(file.iter_batches(_FIRST_ROWS, columns=[column], use_threads=False), None)
+    if first is None:
+        return None
+    return _time_fault([{column: text} for text in texts_of(first.column(0))], reading)
 
 
 def _look_text(file: InputFile, kind: MeasurementFormat, reading: Reading) -> Segment | str:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from schemas.errors import InputError
-from schemas.probes import BuildProbeRowsConfig, MeasurementFormat
+from schemas.probes import END_TIME_S, BuildProbeRowsConfig, MeasurementFormat
 from tasks.inputs.files import InputFile
 from tasks.inputs.json_array import is_array, read_array
 from tasks.inputs.readers import text_chunks
@@ -80,7 +80,10 @@ def _plain(number: int, row: _Row, config: BuildProbeRowsConfig) -> tuple[Any, .
         if version is None or version != version or version == "nan":
             version = 6 if ":" in dst else 4
         micros = _micros(time, _PER_SECOND[unit] if unit else 0)
-        return number, place, reply, micros, str(src), str(dst), int(float(version)), float(rtt)
+        family = int(float(version))
+        if not 0 <= micros < END_TIME_S * 10**6 or family not in (4, 6):
+            return None
+        return number, place, reply, micros, str(src), str(dst), family, float(rtt)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -153,7 +156,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _iso(micros: int | None) -> str | None:
-    if micros is None or not 0 <= micros < 2**32 * 10**6:
+    if micros is None or not 0 <= micros < END_TIME_S * 10**6:
         return None
     return (_EPOCH + datetime.timedelta(microseconds=micros)).isoformat()
 

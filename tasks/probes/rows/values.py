@@ -129,12 +129,16 @@ def _array(values: Sequence[Any], as_text: bool) -> pa.Array:
 
 def _faults(texts: pa.StringArray, bad: NDArray[np.bool_], reason: str, why: str) -> dict[int, Fault]:
     rows = np.flatnonzero(bad)
-    # As bytes, because a Parquet string may not be UTF-8.
-    values = texts.take(pa.array(rows)).cast(pa.binary()).to_pylist()
+    values = texts_of(texts.take(pa.array(rows)))
     return {
-        int(row): (reason, f"{why}: {value.decode(errors='backslashreplace')[:80]!r}")
-        for row, value in zip(rows, values, strict=True)
+        int(row): (reason, f"{why}: {(value or '')[:80]!r}") for row, value in zip(rows, values, strict=True)
     }
+
+
+def texts_of(column: pa.Array) -> list[str | None]:
+    """Return the values of a column of text; what is not UTF-8 is escaped, because Arrow does not check it."""
+    found = _texts(column).cast(pa.binary()).to_pylist()
+    return [None if text is None else text.decode(errors="backslashreplace") for text in found]
 
 
 def _texts(column: pa.Array) -> pa.StringArray:
