@@ -44,7 +44,8 @@ def read_csv(segment: Segment) -> Iterator[list[RawRow]]:
 def _row(header: list[str], fields: list[str]) -> dict[str, str | None] | RowFault:
     if len(fields) != len(header):
         return RowFault("field_count", f"the row has {len(fields)} fields, the header has {len(header)}")
-    return dict(zip(header, (field or None for field in fields), strict=True))
+    row: dict[str, str | None] = dict(zip(header, fields, strict=True))
+    return {name: field or None for name, field in row.items()} if "" in fields else row
 
 
 def _records(segment: Segment) -> Iterator[list[str]]:

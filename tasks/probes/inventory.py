@@ -132,7 +132,7 @@ def _look_parquet(path: Path, reading: Reading) -> tuple[int, ...] | str:
 
 def _text_fault(file: pq.ParquetFile, reading: Reading) -> str | None:
     """Return why times that are text cannot be read, judged by the first of them."""
-    column = reading.columns[INPUT_COLUMNS.index("event_time")]
+    column = reading.columns[INPUT_COLUMNS.index("event_time")] or ""
     if reading.time_unit is not None or not is_text(file.schema_arrow.field(column).type):
         return None
     first = next(file.iter_batches(_FIRST_ROWS, columns=[column], use_threads=False), None)

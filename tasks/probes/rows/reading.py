@@ -5,7 +5,7 @@ Types are unified by `values`; whether a row is usable is decided afterwards, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,10 +185,11 @@ def _text_chunks(piece: TextSegment, most: int, reading: Reading) -> Iterator[Ro
 _PlainRow = tuple[int, int, "tuple[Any, ...] | RowFault"]
 
 
-def _named_rows(number: int, value: dict[str, Any] | RowFault, reading: Reading) -> list[_PlainRow]:
+def _named_rows(number: int, value: Mapping[Any, Any] | RowFault, reading: Reading) -> list[_PlainRow]:
     if isinstance(value, RowFault):
         return [(number, 0, value)]
-    return [(number, 0, tuple(None if name is None else value.get(name) for name in reading.columns))]
+    # No row has a value under `None`, the name of a column that is not read.
+    return [(number, 0, tuple(map(value.get, reading.columns)))]
 
 
 def _atlas_rows(number: int, value: dict[str, Any] | RowFault, reading: Reading) -> list[_PlainRow]:

@@ -44,7 +44,7 @@ Fault = tuple[str, str]
 _WHOLE = r"^[-+]?(\d{1,18}|[0-8]\d{18})$"
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _FLOAT = rf"{_NUMBER}|^(?i:[-+]?(nan|inf|infinity))$"
-_ISO = r"^\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d(:\d\d([.,]\d{1,9})?)?(Z|[-+]\d\d(:?\d\d)?)?$"
+_ISO = r"^[1-9]\d{3}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d(:\d\d([.,]\d{1,9})?)?(Z|[-+]\d\d(:?\d\d)?)?$"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
