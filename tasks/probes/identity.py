@@ -86,12 +86,22 @@ def _resolve(config: BuildProbeRowsConfig) -> Iterable[InputFile]:
     patterns = tuple(f"*{ending}" for ending in _ENDINGS[config.format])
     by_place: dict[Path, InputFile] = {}
     for path in config.inputs:
-        for file in _of_one_format(resolve(path, patterns), path, config.format):
+        for file in _of_one_format(_found(path, patterns, config.format), path, config.format):
             place = file.path.resolve()
             known = by_place.get(place)
             if known is None or (len(file.name), file.name) < (len(known.name), known.name):
                 by_place[place] = file
     return by_place.values()
+
+
+def _found(path: str, patterns: tuple[str, ...], asked: MeasurementFormat) -> tuple[InputFile, ...]:
+    try:
+        return resolve(path, patterns)
+    except ConfigError as error:
+        if asked is not MeasurementFormat.AUTO or error.code not in ("unsupported_file", "no_files"):
+            raise
+        hint = "; for .json set format to ndjson or atlas"
+        raise ConfigError(error.message + hint, code=error.code, where=error.where) from None
 
 
 def _of_one_format(

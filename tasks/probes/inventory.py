@@ -150,6 +150,8 @@ def _look_text(file: InputFile, kind: MeasurementFormat, reading: Reading) -> Se
     first = [value for _, value in next(read_raw(segment), []) if isinstance(value, dict)]
     if kind is MeasurementFormat.ATLAS:
         fault = None if not first or any("prb_id" in row for row in first) else "no RIPE Atlas results"
+    elif any({"prb_id", "msm_id"} <= row.keys() for row in first):
+        fault = "these are RIPE Atlas results; set format to atlas"
     else:
         names: Iterable[str] = csv_header(segment) if kind is MeasurementFormat.CSV else _keys(first)
         names = list(names)

@@ -93,6 +93,14 @@ def test_lines_that_are_not_results_are_rejected_by_their_number(tmp_path: Path)
     assert validate_probes(folder, manifest, full=True).faults == ()
 
 
+@pytest.mark.parametrize(("name", "error"), [("a.ndjson", InputError), ("a.json", ConfigError)])
+def test_results_without_their_format_are_told(tmp_path: Path, name: str, error: type[Exception]) -> None:
+    (tmp_path / name).write_bytes(lines(fifty()))
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(error, match=r"set format to .*atlas"):
+            build_serially(config_of(path, tmp_path / "out"))
+
+
 def test_a_plain_file_is_cut_at_line_ends_and_gives_the_same_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -405,6 +405,18 @@ def test_the_proof_finds_one_changed_value(tmp_path: Path, name: str) -> None:
     assert "1 measurements of the source" in more and "1 measurements of the records" in less
 
 
+def test_another_mapping_reads_again_and_the_same_one_does_not(tmp_path: Path) -> None:
+    rows = [{**row(rtt=float(number)), "other": float(100 + number)} for number in range(20)]
+    (tmp_path / "a.csv").write_bytes(to_csv(rows))
+    config = config_of(tmp_path / "a.csv", tmp_path / "out", **ONE)
+    build_serially(config)
+    _, again = build_serially(config)
+    assert not [step for step, _ in again.executed if step in ("scatter", "gather")]
+    build_serially(config_of(tmp_path / "a.csv", tmp_path / "out", columns={"rtt": "other"}, **ONE))
+    [record] = records(tmp_path / "out" / "latest")
+    assert [m["rtt"] for m in record["measurements"]] == [float(100 + number) for number in range(20)]
+
+
 def test_text_is_read_in_parts_that_do_not_change_with_workers(tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").write_bytes(to_ndjson(table(300).to_pylist()))
     first, second = (config_of(tmp_path / "a.ndjson", tmp_path / "out", workers=n) for n in (1, 7))
