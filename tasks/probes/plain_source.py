@@ -6,13 +6,14 @@ cannot be read are left out: the run has rejected them, or the proof finds a dif
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import decimal
 import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -169,15 +170,16 @@ def _csv(segment: Segment, names: Sequence[str | None]) -> Iterator[_Row]:
         broken.append(row.number - 2)
         return "skip"
 
-    source = io.BufferedReader(_Stream(segment))
+    # Escaped, because Arrow's message about a broken row must be UTF-8.
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    texts = (decoder.decode(chunk, final=not chunk) for chunk in chain(text_chunks(segment), [b""]))
+    source = io.BufferedReader(_Stream(text.encode() for text in texts if text))
     try:
         with pa.csv.open_csv(
             source,
             pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-            pa.csv.ConvertOptions(
-                check_utf8=False, column_types={name: pa.binary() for name in names if name is not None}
-            ),
+            pa.csv.ConvertOptions(column_types={name: pa.string() for name in names if name is not None}),
         ) as reader:
             row = passed = 0
             for batch in reader:
@@ -188,18 +190,17 @@ def _csv(segment: Segment, names: Sequence[str | None]) -> Iterator[_Row]:
                 for values in zip(*columns, strict=True):
                     while passed < len(broken) and broken[passed] == row:
                         passed, row = passed + 1, row + 1
-                    texts = (value.decode(errors="backslashreplace") if value else None for value in values)
-                    yield row, 0, *texts
+                    yield row, 0, *(value or None for value in values)
                     row += 1
     except pa.ArrowException as error:
         raise InputError(f"not readable as CSV: {error}", code="bad_csv", where=segment.name) from error
 
 
 class _Stream(io.RawIOBase):
-    """The text of a segment as an open file."""
+    """Chunks as an open file."""
 
-    def __init__(self, segment: Segment) -> None:
-        self._chunks = text_chunks(segment)
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
         self._left = b""
 
     def readable(self) -> bool:
@@ -216,7 +217,7 @@ _Objects = Iterator[tuple[int, Mapping[str, Any]]]
 
 
 def _lines(segment: Segment) -> _Objects:
-    with io.BufferedReader(_Stream(segment)) as source:
+    with io.BufferedReader(_Stream(text_chunks(segment))) as source:
         for row, line in enumerate(source):
             try:
                 value = json.loads(line.decode("utf-8-sig"))

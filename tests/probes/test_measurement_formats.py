@@ -294,9 +294,9 @@ def test_rows_of_the_wrong_length_are_rejected_and_broken_quotes_stop(tmp_path: 
     good = "2020-09-08T00:00:00,192.0.2.1,198.51.100.7,4,12.5\n"
     header = ",".join(SCHEMA.names) + "\n"
     path = tmp_path / "a.csv"
-    path.write_text(
-        header + good + "2020-09-08T00:00:00,192.0.2.1\n" + "\n" + good + good.strip() + ",9\n" + good
-    )
+    rows = header + good + "2020-09-08T00:00:00,192.0.2.1\n" + "\n" + good + good.strip() + ",\xe9\n" + good
+    # Its broken row is not UTF-8.
+    path.write_bytes(rows.encode("latin-1"))
     config = config_of(path, tmp_path / "out", max_reject_fraction=1.0, **ONE)
     manifest, _ = build_serially(config)
     listed = pq.read_table(tmp_path / "out" / "latest" / "rejects").to_pylist()

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.probes import INPUT_COLUMNS, MeasurementFormat, TimeUnit
+from tasks.inputs.csv_columns import TextColumns, read_csv_columns
 from tasks.inputs.csv_rows import read_csv
 from tasks.inputs.json_array import read_array
 from tasks.inputs.readers import RawRow, RowFault, read_rows
@@ -167,6 +168,10 @@ def read_raw(segment: Segment) -> Iterator[list[RawRow]]:
 
 
 def _text_chunks(piece: TextSegment, most: int, reading: Reading) -> Iterator[RowBatch]:
+    if piece.format is MeasurementFormat.CSV:
+        for found in read_csv_columns(piece.segment, reading.columns):
+            yield _csv_chunk(piece.name, found, reading.time_unit)
+        return
     atlas = piece.format is MeasurementFormat.ATLAS
     expand = _atlas_rows if atlas else _named_rows
     unit = TimeUnit.S if atlas else reading.time_unit
@@ -179,6 +184,15 @@ def _text_chunks(piece: TextSegment, most: int, reading: Reading) -> Iterator[Ro
                 held = []
     if held:
         yield _text_chunk(piece.name, held, unit)
+
+
+def _csv_chunk(name: str, found: TextColumns, unit: TimeUnit | None) -> RowBatch:
+    columns = [
+        pa.nulls(len(found.numbers), pa.string()) if column is None else column for column in found.columns
+    ]
+    rows, faults = canonical(pa.record_batch(columns, names=list(INPUT_COLUMNS)), unit)
+    unread = {row: (fault.reason, fault.detail) for row, fault in found.faults.items()}
+    return RowBatch(rows, (RowRange(name, 0, len(found.numbers), found.numbers),), faults | unread)
 
 
 # A row's number, that of its reply, and its values or why it has none.
