@@ -53,7 +53,7 @@ def mill(
 ) -> RunManifest:
     """Run the steps in order: take inventory, scatter, gather, validate, report, publish."""
     array_record_module()
-    files = take_inventory(identity)
+    files = take_inventory(config, identity)
 
     scatters = scatter_jobs(config, files)
     scattered = each(steps.scatter, scatters)

@@ -26,6 +26,7 @@ from schemas.fields import (
     max_reject_fraction_field,
     output_dir_field,
     seed_field,
+    text_field,
     workers_field,
 )
 
@@ -64,7 +65,52 @@ class RecordCompression(StrEnum):
     NONE = "none"
 
 
-PathText = Annotated[str, Field(min_length=1)]
+class MeasurementFormat(StrEnum):
+    """How measurements are stored."""
+
+    AUTO = "auto"
+    PARQUET = "parquet"
+    CSV = "csv"
+    NDJSON = "ndjson"
+    ATLAS = "atlas"
+
+
+class TimeUnit(StrEnum):
+    """The unit of times that are numbers."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class MeasurementColumns(Config):
+    """Name the input's columns: our name to theirs."""
+
+    event_time: str = text_field(
+        "event_time", "event_time", "Column of the time: a timestamp, ISO 8601 text or a number."
+    )
+    src_addr: str = text_field("src_addr", "src_addr", "Column of the probe's address.")
+    dst_addr: str = text_field("dst_addr", "dst_addr", "Column of the target's address.")
+    ip_version: Text | None = Field(
+        "ip_version",
+        title="ip_version",
+        description="Column of the IP version, 4 or 6; it may be missing. null: do not read it.",
+    )
+    rtt: str = text_field(
+        "rtt", "rtt", "Column of the round trip time in ms; negative for a failed measurement."
+    )
+
+    @model_validator(mode="after")
+    def _each_column_once(self) -> MeasurementColumns:
+        named = [name for name in self.model_dump().values() if name is not None]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ValueError(f"the column {twice[0]!r} is named twice; each of ours is a column of its own")
+        return self
 
 
 class BuildProbeRowsConfig(Config):
@@ -72,14 +118,31 @@ class BuildProbeRowsConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=ZSTD_LEVELS)
 
-    input: PathText | tuple[PathText, ...] = by_content(
+    input: Text | tuple[Text, ...] = by_content(
         ...,
         min_length=1,
         title="Input",
-        description="A Parquet file of measurements, a folder of them, a glob, or a list of these. Their order does "
-        "not matter.",
+        description="A file of measurements (Parquet, CSV, NDJSON, RIPE Atlas results), a folder of them, a glob, or "
+        "a list of these. Their order does not matter.",
     )
     output_dir: str = output_dir_field()
+    format: MeasurementFormat = Field(
+        MeasurementFormat.AUTO,
+        title="Format",
+        description="Format of the input. auto: by the file's ending (.parquet, .csv, .ndjson, .jsonl; text also "
+        "compressed); atlas, RIPE Atlas ping results, must be said.",
+    )
+    columns: MeasurementColumns = Field(
+        default_factory=MeasurementColumns,
+        title="Columns",
+        description="Names of the input's columns where they differ from ours. For the format atlas only src_addr "
+        "can be given; `from` is the address that RIPE sees.",
+    )
+    event_time_unit: TimeUnit | None = Field(
+        None,
+        title="Time unit",
+        description="Unit of times that are numbers since 1970: s, ms, us or ns; other times need none.",
+    )
     seed: int = seed_field(
         "Part of every probe's hash, which decides its split and its place.", least=-(2**63)
     )
@@ -135,6 +198,17 @@ class BuildProbeRowsConfig(Config):
     def _level_belongs_to_zstd(self) -> BuildProbeRowsConfig:
         if self.compression is not RecordCompression.ZSTD and self.compression_level != 1:
             raise ValueError(f"{self.compression.value} has no compression levels; omit compression_level")
+        return self
+
+    @model_validator(mode="after")
+    def _atlas_names_its_own(self) -> BuildProbeRowsConfig:
+        if self.format is not MeasurementFormat.ATLAS:
+            return self
+        if self.event_time_unit is not None:
+            raise ValueError("times of RIPE Atlas results are in seconds; omit event_time_unit")
+        given = sorted(self.columns.hash_fields().keys() - {"src_addr"})
+        if given:
+            raise ValueError(f"RIPE Atlas results have their own field names; omit columns.{given[0]}")
         return self
 
     @property

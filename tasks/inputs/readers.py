@@ -9,7 +9,9 @@ is strict: NaN and Infinity are `invalid_json`. Whole numbers beyond 64 bits bec
 reader whose numbers are doubles. The standard library then finds out why a line failed.
 A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without being kept in memory.
 
-Compressed JSONL. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
+CSV is read by csv_rows.py, an array of JSON objects by json_array.py.
+
+Compressed text. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
 file that ends inside a member or frame; one cut exactly between two is indistinguishable from a complete file, and so
 is a flipped byte in a zstd frame that was written without a checksum.
 
@@ -40,10 +42,10 @@ CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 64 << 20
 
 _BOM = b"\xef\xbb\xbf"
-_CODECS = {"jsonl.gz": "gzip", "jsonl.zst": "zstd"}
+_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
 _BLANK = object()
 # Stands for a line that was skipped; no real line contains a newline.
-_OVERLONG = b"\n"
+OVERLONG = b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,28 @@ def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterato
         columns: columns to read from a Parquet file, if it has them; JSONL rows are read whole.
 
     Raises:
-        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_parquet`, with the
+        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd`, `bad_bz2` or `bad_parquet`, with the
             file's name.
     """
     if segment.format == "parquet":
         return _parquet_rows(segment, columns)
-    chunks = _file_chunks(segment) if segment.format == "jsonl" else _decompressed_chunks(segment)
-    return _parsed(_lines(chunks), segment.first_row)
+    chunks = text_chunks(segment)
+    return _parsed(text_lines(chunks), segment.first_row)
+
+
+def text_chunks(segment: Segment) -> Iterator[bytes]:
+    """Yield the plain text of a segment in chunks.
+
+    Raises:
+        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_bz2`, with the file's name.
+    """
+    compressed = "." in segment.format
+    return _decompressed_chunks(segment) if compressed else _file_chunks(segment)
 
 
 def _file_chunks(segment: Segment) -> Iterator[bytes]:
-    remaining = segment.stop - segment.start
+    # A stop of -1 is the end of the file.
+    remaining = segment.stop - segment.start if segment.stop >= 0 else segment.bytes
     try:
         with open_binary(segment.path, 0) as source:
             source.seek(segment.start)
@@ -87,7 +100,7 @@ def _file_chunks(segment: Segment) -> Iterator[bytes]:
 
 
 def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
-    codec = _CODECS[segment.format]
+    codec = _CODECS[segment.format.rpartition(".")[2]]
     try:
         source = open_native(segment.path)
     except OSError as error:
@@ -112,8 +125,8 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
             ) from error
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yield the lines that end in each chunk, without their newline; `_OVERLONG` for one that is too long."""
+def text_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Yield the lines that end in each chunk, without their newline; `OVERLONG` for one that is too long."""
     pieces: list[bytes] = []
     held = 0
     for chunk in chunks:
@@ -124,12 +137,12 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
         held += len(lines[0])
         if len(lines) == 1:
             continue
-        lines[0] = b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG
+        lines[0] = b"".join(pieces) if held <= MAX_LINE_BYTES else OVERLONG
         pieces = [lines.pop()]
         held = len(pieces[0])
         yield lines
     if held:
-        yield [b"".join(pieces) if held <= MAX_LINE_BYTES else _OVERLONG]
+        yield [b"".join(pieces) if held <= MAX_LINE_BYTES else OVERLONG]
 
 
 def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
@@ -162,7 +175,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
 
 def _diagnose(line: bytes, row: int, error: orjson.JSONDecodeError) -> Any:
     """Classify a line that orjson refused: a value, blank, or a fault with its reason."""
-    if line == _OVERLONG:
+    if line == OVERLONG:
         return RowFault("line_too_long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
     if row == 0 and line.startswith(_BOM):
         line = line.removeprefix(_BOM)

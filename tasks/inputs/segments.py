@@ -24,7 +24,22 @@ from tasks.inputs.files import PATTERNS, InputFile
 from tasks.inputs.sizing import grouped, part_size
 from tasks.storage.reading import open_binary
 
-Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet"]
+# "json" is one array of objects, "csv" has a header; only the flows that take them ask for them.
+Format = Literal[
+    "parquet",
+    "jsonl",
+    "jsonl.gz",
+    "jsonl.zst",
+    "jsonl.bz2",
+    "json",
+    "json.gz",
+    "json.zst",
+    "json.bz2",
+    "csv",
+    "csv.gz",
+    "csv.zst",
+    "csv.bz2",
+]
 
 MAX_PARTS = 128
 _SMALLEST_PART_BYTES = 4 << 20
@@ -40,8 +55,8 @@ class Segment:
         path: absolute path of the file.
         name: the file's name in ledgers and rejects.
         format: from the file extension.
-        start: jsonl: first byte, a line start; parquet: first row group; compressed: 0.
-        stop: jsonl: byte after the last; parquet: row group after the last; compressed: -1, the end.
+        start: jsonl: first byte, a line start; parquet: first row group; others: 0.
+        stop: jsonl: byte after the last; parquet: row group after the last; others: -1, the end.
         first_row: number in the file of the segment's first line (jsonl) or row (parquet).
         bytes: stored size, which `group` adds up; parquet: the file's, shared by the groups' plain sizes.
     """
@@ -106,7 +121,17 @@ def _cut_file(file: InputFile, part_bytes: int) -> Iterator[Segment]:
     kind = format_of(file.name)
     if kind == "parquet":
         yield from _cut_parquet(file, part_bytes)
-    elif kind != "jsonl":
+    else:
+        yield from cut_text(file, kind, part_bytes)
+
+
+def cut_text(file: InputFile, kind: Format, part_bytes: int) -> Iterator[Segment]:
+    """Cut a text file of this format into segments of about `part_bytes` or less; only plain JSONL can be cut.
+
+    Raises:
+        InputError: `unreadable`: the file cannot be read.
+    """
+    if kind != "jsonl":
         yield Segment(str(file.path), file.name, kind, 0, -1, 0, file.bytes)
     elif file.bytes <= part_bytes:
         yield Segment(str(file.path), file.name, kind, 0, file.bytes, 0, file.bytes)

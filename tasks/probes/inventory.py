@@ -1,50 +1,73 @@
-"""Read from the files' footers what is in them: rows, row groups, and whether the columns can be measurements.
+"""Look into the files before anything is written: how many rows they have, and whether they can be measurements.
 
-Nothing is written before every file has been opened, and every unusable file is named.
+Of a Parquet file the footer is read, of a text file the first rows. Every unusable file is named.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from schemas.errors import InputError
-from schemas.probes import INPUT_COLUMNS
+from schemas.probes import INPUT_COLUMNS, BuildProbeRowsConfig, MeasurementFormat
+from tasks.inputs.csv_rows import csv_header
+from tasks.inputs.files import InputFile
+from tasks.inputs.json_array import is_array
+from tasks.inputs.segments import Segment, cut_text
 from tasks.inputs.sizing import grouped, part_size
-from tasks.probes.rows.reading import RowGroups
+from tasks.probes.identity import format_of, text_format
+from tasks.probes.rows.pieces import Piece, Reading, RowGroups, TextSegment
+from tasks.probes.rows.reading import read_raw
+from tasks.probes.rows.values import is_number, is_text, looks_like_number, texts_of
 from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _NAMED = 20
 _PART_ROWS = 1 << 20
 _PARTS = 96
+# Text of about one row, by which text files are cut.
+_ROW_BYTES = 100
+_FIRST_ROWS = 256
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Describe one readable file and the rows of its row groups."""
+    """Describe one readable file.
+
+    Attributes:
+        group_rows: of a Parquet file, the rows of its row groups.
+        text: of a text file, all of it.
+    """
 
     path: str
     name: str
     digest: str
     group_rows: tuple[int, ...]
     seen: tuple[int, ...] = ()
+    text: TextSegment | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has; of a text file, about."""
+        return sum(self.group_rows) if self.text is None else self.text.rows
 
 
-def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
-    """Read the footer of every file.
+def take_inventory(config: BuildProbeRowsConfig, identity: Identity[Source]) -> tuple[SourceFile, ...]:
+    """Look into every file.
 
     Raises:
         InputError: `bad_files`: files cannot be used, all of them named; `empty_input`: no file has rows.
     """
     [source] = identity.sources
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        looked = list(pool.map(_look, [file.path for file in source.files]))
+        looked = list(pool.map(lambda file: _look(file, config), source.files))
     faults = [
         f"{file.name}: {found}"
         for file, found in zip(source.files, looked, strict=True)
@@ -58,20 +81,44 @@ def take_inventory(identity: Identity[Source]) -> tuple[SourceFile, ...]:
             where="input",
         )
     files = tuple(
-        SourceFile(str(file.path), file.name, digest, found, tuple(identity.seen[str(file.path)]))
+        _source_file(config, file, digest, found, tuple(identity.seen[str(file.path)]))
         for file, digest, found in zip(source.files, source.digests, looked, strict=True)
         if not isinstance(found, str)
     )
-    if not any(sum(file.group_rows) for file in files):
+    if not any(file.rows for file in files):
         raise InputError("the input files have no rows", code="empty_input", where="input")
     return files
 
 
-def _look(path: Path) -> tuple[int, ...] | str:
-    """Return the rows of each row group, or what is wrong with the file."""
+def _source_file(
+    config: BuildProbeRowsConfig,
+    file: InputFile,
+    digest: str,
+    found: tuple[int, ...] | Segment,
+    seen: tuple[int, ...],
+) -> SourceFile:
+    if not isinstance(found, Segment):
+        return SourceFile(str(file.path), file.name, digest, found, seen)
+    rows = -(-file.bytes // _ROW_BYTES)
+    text = TextSegment(found, digest, format_of(file.path.name, config.format), rows, seen)
+    return SourceFile(str(file.path), file.name, digest, (), seen, text)
+
+
+def _look(file: InputFile, config: BuildProbeRowsConfig) -> tuple[int, ...] | Segment | str:
+    """Return the rows of each row group, or the segment of a whole text file, or what is wrong with the file."""
+    kind = format_of(file.path.name, config.format)
+    if kind is MeasurementFormat.PARQUET:
+        return _look_parquet(file.path, Reading.of(config))
+    try:
+        return _look_text(file, kind, Reading.of(config))
+    except InputError as error:
+        return error.message
+
+
+def _look_parquet(path: Path, reading: Reading) -> tuple[int, ...] | str:
     try:
         with open_parquet(path) as file:
-            fault = column_fault(file.schema_arrow)
+            fault = column_fault(file.schema_arrow, reading) or _text_fault(file, reading)
             if fault is not None:
                 return fault
             metadata = file.metadata
@@ -83,46 +130,113 @@ def _look(path: Path) -> tuple[int, ...] | str:
         return f"not a readable Parquet file: {error}"
 
 
-def column_fault(schema: pa.Schema) -> str | None:
+def _text_fault(file: pq.ParquetFile, reading: Reading) -> str | None:
+    """Return why times that are text cannot be read, judged by the first of them."""
+    column = reading.columns[INPUT_COLUMNS.index("event_time")] or ""
+    if reading.time_unit is not None or not is_text(file.schema_arrow.field(column).type):
+        return None
+    first = next(file.iter_batches(_FIRST_ROWS, columns=[column], use_threads=False), None)
+    if first is None:
+        return None
+    return _time_fault([{column: text} for text in texts_of(first.column(0))], reading)
+
+
+def _look_text(file: InputFile, kind: MeasurementFormat, reading: Reading) -> Segment | str:
+    segment = Segment(str(file.path), file.name, text_format(file.path.name, kind), 0, -1, 0, file.bytes)
+    if kind is MeasurementFormat.ATLAS and is_array(segment):
+        segment = Segment(
+            str(file.path), file.name, text_format(file.path.name, kind, True), 0, -1, 0, file.bytes
+        )
+    first = [value for _, value in next(read_raw(segment), []) if isinstance(value, dict)]
+    if kind is MeasurementFormat.ATLAS:
+        fault = None if not first or any("prb_id" in row for row in first) else "no RIPE Atlas results"
+    elif any({"prb_id", "msm_id"} <= row.keys() for row in first):
+        fault = "these are RIPE Atlas results; set format to atlas"
+    else:
+        names: Iterable[str] = csv_header(segment) if kind is MeasurementFormat.CSV else _keys(first)
+        names = list(names)
+        fault = (_names_fault(names, reading) if names else None) or _time_fault(first, reading)
+    return segment if fault is None else fault
+
+
+def _keys(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def column_fault(schema: pa.Schema, reading: Reading) -> str | None:
     """Return why a file with this schema cannot contain measurements, or `None`."""
-    missing = [name for name in INPUT_COLUMNS if len(schema.get_all_field_indices(name)) != 1]
-    if missing:
-        known = ", ".join(schema.names[:10])
-        return f"no single column {', '.join(missing)} (columns: {known})"
-    for name, (allowed, fits) in _ALLOWED.items():
-        kind = schema.field(name).type
-        if not fits(kind):
-            return f"column {name!r} is {kind}, not {allowed}"
+    fault = _names_fault(schema.names, reading)
+    if fault is not None:
+        return fault
+    for name, theirs in zip(INPUT_COLUMNS, reading.columns, strict=True):
+        allowed, fits = _ALLOWED[name]
+        if theirs is None or theirs not in schema.names:
+            continue
+        kind = schema.field(theirs).type
+        if name == "event_time" and is_number(kind):
+            if reading.time_unit is None:
+                return _unit_missing(theirs, str(kind))
+        elif not fits(kind):
+            return f"column {theirs!r} is {kind}, not {allowed}"
     return None
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _names_fault(names: Sequence[str], reading: Reading) -> str | None:
+    missing = [
+        theirs
+        for theirs in reading.columns
+        if theirs is not None
+        and names.count(theirs) != 1
+        and not (reading.may_lack(theirs) and theirs not in names)
+    ]
+    if not missing:
+        return None
+    known = ", ".join(names[:10])
+    return f"no single column {', '.join(missing)} (columns: {known}); name theirs under columns"
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+def _time_fault(rows: Sequence[dict[str, Any]], reading: Reading) -> str | None:
+    column = reading.columns[INPUT_COLUMNS.index("event_time")] or ""
+    first = next((row[column] for row in rows if row.get(column) is not None), None)
+    if reading.time_unit is None and looks_like_number(first):
+        return _unit_missing(column, f"a number ({first})")
+    return None
+
+
+def _unit_missing(column: str, kind: str) -> str:
+    return f"column {column!r} is {kind}, not a timestamp; set event_time_unit to s, ms, us or ns"
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind)) or is_text(kind)
+
+
+def _is_number_or_text(kind: pa.DataType) -> bool:
+    return is_number(kind) or is_text(kind)
 
 
 _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
-    "event_time": ("a timestamp", pa.types.is_timestamp),
-    "src_addr": ("a string", _is_text),
-    "dst_addr": ("a string", _is_text),
-    "ip_version": ("an integer", pa.types.is_integer),
-    "rtt": ("a number", _is_number),
+    "event_time": ("a timestamp, text or a number", _is_time),
+    "src_addr": ("a string", is_text),
+    "dst_addr": ("a string", is_text),
+    "ip_version": ("a number or text", _is_number_or_text),
+    "rtt": ("a number or text", _is_number_or_text),
 }
 
 
-def cut_parts(files: Sequence[SourceFile]) -> list[tuple[RowGroups, ...]]:
-    """Cut the input, in order and at row-group edges, into parts of about a million rows, one for each scatter task.
+def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
+    """Cut the input, in order, into parts of about a million rows, one for each scatter task.
 
+    Parquet is cut at row-group edges, NDJSON at line ends; other text files are not cut.
     The size is the smallest 2**20 * 2**k such that 96 parts hold the input. A part contains several files only if
     they are small.
     """
-    part_rows = part_size(sum(sum(file.group_rows) for file in files), _PART_ROWS, _PARTS)
-    pieces = (piece for file in files for piece in _cut_file(file, part_rows))
+    part_rows = part_size(sum(file.rows for file in files), _PART_ROWS, _PARTS)
+    pieces: Iterable[Piece] = (
+        piece
+        for file in files
+        for piece in (_cut_text(file.text, part_rows) if file.text else _cut_file(file, part_rows))
+    )
     return grouped(pieces, lambda piece: piece.rows, part_rows)
 
 
@@ -143,3 +257,12 @@ def _cut_file(file: SourceFile, part_rows: int) -> list[RowGroups]:
     if rows:
         close(len(file.group_rows))
     return pieces
+
+
+def _cut_text(text: TextSegment, part_rows: int) -> list[TextSegment]:
+    whole = text.segment
+    file = InputFile(Path(whole.path), whole.name, whole.bytes)
+    return [
+        TextSegment(segment, text.digest, text.format, -(-segment.bytes // _ROW_BYTES), text.seen)
+        for segment in cut_text(file, whole.format, part_rows * _ROW_BYTES)
+    ]

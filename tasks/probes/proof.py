@@ -1,7 +1,8 @@
 """Prove contents: the records contain the measurements of the source, each the same number of times.
 
 DuckDB reads the source itself, leaves out the rejected rows by file and row number, and subtracts the records from it
-as multisets; it shares no code with the writing of records. It spills to a temporary folder, so any size fits.
+as multisets; it shares no code with the writing of records. It spills to a temporary folder, so any size fits. Text
+files, and Parquet whose times are numbers or whose columns are text, reach DuckDB through `plain_source`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from schemas.errors import WorkError
+from schemas.probes import BuildProbeRowsConfig, MeasurementFormat
+from tasks.probes.identity import format_of
+from tasks.probes.plain_source import PLAIN_SCHEMA, plain_batches
+from tasks.probes.rows.pieces import Reading
 from tasks.run.identity import Identity, Source
 from tasks.storage.names import make_link, scratch_folder
 from tasks.storage.parquet import read_table
@@ -32,17 +37,21 @@ _SCHEMA = pa.schema(
 _BATCH_ROWS = 100_000
 
 _SOURCE = """
-SELECT {number} AS file, file_row_number AS row, {time} AS event_time,
-       CAST(src_addr AS VARCHAR) AS src_addr, CAST(dst_addr AS VARCHAR) AS dst_addr,
-       CAST(coalesce(ip_version, CASE WHEN contains(src_addr, ':') THEN 6 ELSE 4 END) AS INTEGER) AS ip_version,
-       CAST(rtt AS FLOAT) AS rtt
+SELECT {number} AS file, file_row_number AS row, 0 AS reply, {time} AS event_time,
+       CAST({src} AS VARCHAR) AS src_addr, CAST({dst} AS VARCHAR) AS dst_addr,
+       CAST(coalesce({version}, CASE WHEN contains({src}, ':') THEN 6 ELSE 4 END) AS INTEGER) AS ip_version,
+       CAST({rtt} AS FLOAT) AS rtt
 FROM read_parquet('{path}', file_row_number = true)
 """
+# Types that `_SOURCE` reads; others are read by `plain_source`.
+_TIMES = ("TIMESTAMP",)
+_NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
+_FLOATS = ("FLOAT", "DOUBLE", "DECIMAL")
 
 _DIFFERENCE = """
 WITH usable AS (
     SELECT {distinct} event_time, src_addr, dst_addr, ip_version, rtt
-    FROM source ANTI JOIN rejected USING (file, row)
+    FROM source ANTI JOIN rejected USING (file, row, reply)
 )
 SELECT event_time, src_addr, dst_addr, ip_version, rtt, sum(times) AS times
 FROM (
@@ -55,63 +64,102 @@ GROUP BY ALL HAVING sum(times) <> 0
 
 
 def compare(
+    config: BuildProbeRowsConfig,
     identity: Identity[Source],
     rejects: Sequence[Path],
     records: Iterable[tuple[str, pa.RecordBatch]],
-    deduplicated: bool,
 ) -> list[str]:
     """Describe the differences between the source and the records; return `[]` if there are none.
 
     Args:
+        config: of the run: how the source is read, and whether equal rows of it count once.
         rejects: the run's reject files.
         records: for each record its probe and its measurements.
-        deduplicated: whether equal rows of the source count once.
 
     Raises:
         WorkError: DuckDB cannot read the source.
+        InputError: a text file cannot be read.
     """
     # Imported here, because runs import this module and do not need DuckDB.
     import duckdb
 
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, _blocks(records))
     with scratch_folder("gristmill-") as scratch, duckdb.connect() as connection:
-        links = _linked(identity, scratch)
+        links = _linked(config, identity, scratch)
         connection.execute(f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false")
         try:
-            parts = [
-                _SOURCE.format(number=number, path=link, time=_microseconds(connection, link))
-                for number, link in enumerate(links)
-            ]
-            connection.execute(f"CREATE TEMP VIEW source AS {' UNION ALL '.join(parts)}")
-            connection.execute("CREATE TEMP TABLE rejected (file INTEGER, row BIGINT)")
-            _note_rejected(connection, identity, rejects)
+            parts = {
+                number: query
+                for number, link in links.items()
+                if (query := _parquet_query(connection, number, link, Reading.of(config))) is not None
+            }
+            queries = [*parts.values()]
+            rest = [number for number in range(len(identity.sources[0].files)) if number not in parts]
+            if rest:
+                plain = plain_batches(config, identity.sources[0].files, rest)
+                connection.register("plain", pa.RecordBatchReader.from_batches(PLAIN_SCHEMA, plain))
+                queries.append("SELECT * FROM plain")
+            connection.execute(f"CREATE TEMP VIEW source AS {' UNION ALL '.join(queries)}")
+            connection.execute("CREATE TEMP TABLE rejected (file INTEGER, row BIGINT, reply INTEGER)")
+            _note_rejected(connection, config, identity, rejects)
             connection.register("records", reader)
-            query = _DIFFERENCE.format(distinct="DISTINCT" if deduplicated else "")
+            query = _DIFFERENCE.format(distinct="DISTINCT" if config.deduplicate else "")
             connection.execute(f"CREATE TEMP TABLE difference AS {query}")
             return list(_described(connection))
         except duckdb.Error as error:
             raise WorkError(f"DuckDB cannot compare the source: {error}", code="proof") from error
 
 
-def _linked(identity: Identity[Source], scratch: Path) -> list[Path]:
-    """Link the input files under names that DuckDB does not read as globs."""
-    links = []
+def _linked(config: BuildProbeRowsConfig, identity: Identity[Source], scratch: Path) -> dict[int, Path]:
+    """Link the Parquet files, by their number, under names that DuckDB does not read as globs."""
+    links = {}
     for number, file in enumerate(identity.sources[0].files):
-        links.append(scratch / f"{number}.parquet")
-        make_link(links[-1], file.path.absolute())
+        if format_of(file.path.name, config.format) is MeasurementFormat.PARQUET:
+            links[number] = scratch / f"{number}.parquet"
+            make_link(links[number], file.path.absolute())
     return links
 
 
-def _microseconds(connection: duckdb.DuckDBPyConnection, path: Path) -> str:
-    """Return the SQL for the microseconds since 1970, rounded down."""
-    described = connection.execute(f"DESCRIBE SELECT event_time FROM read_parquet('{path}')").fetchall()  # noqa: S608
+def _parquet_query(
+    connection: duckdb.DuckDBPyConnection, number: int, path: Path, reading: Reading
+) -> str | None:
+    """Return the SQL that reads a file, or `None` for types that it cannot read."""
+    described = connection.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()  # noqa: S608
+    types = {name: kind for name, kind, *_ in described}
+    time, src, dst, version, rtt = (name if name in types else None for name in reading.columns)
+    if (
+        not types[str(time)].startswith(_TIMES)
+        or not types[str(rtt)].startswith(_NUMBERS + _FLOATS)
+        or (version is not None and not types[version].startswith(_NUMBERS))
+    ):
+        return None
     # DuckDB's epoch_us rounds nanoseconds to the nearest.
-    return "epoch_ns(event_time) // 1000" if "NS" in described[0][1] else "epoch_us(event_time)"
+    micros = "epoch_ns({}) // 1000" if "NS" in types[str(time)] else "epoch_us({})"
+    return _SOURCE.format(
+        number=number,
+        path=path,
+        time=micros.format(_quoted(time)),
+        src=_quoted(src),
+        dst=_quoted(dst),
+        version=_quoted(version),
+        rtt=_quoted(rtt),
+    )
+
+
+def _quoted(name: str | None) -> str:
+    return "NULL" if name is None else '"' + name.replace('"', '""') + '"'
 
 
 def _note_rejected(
-    connection: duckdb.DuckDBPyConnection, identity: Identity[Source], rejects: Sequence[Path]
+    connection: duckdb.DuckDBPyConnection,
+    config: BuildProbeRowsConfig,
+    identity: Identity[Source],
+    rejects: Sequence[Path],
 ) -> None:
+    # Only results of RIPE Atlas have several rows of one number; the detail says which.
+    reply = "0"
+    if config.format is MeasurementFormat.ATLAS:
+        reply = r"coalesce(TRY_CAST(regexp_extract(detail, '^reply (\d+): ', 1) AS INTEGER), 0)"
     numbers = pa.table(
         {
             "number": pa.array(range(len(identity.sources[0].files)), pa.int32()),
@@ -120,9 +168,9 @@ def _note_rejected(
     )
     connection.register("numbers", numbers)
     for path in rejects:
-        connection.register("listed", read_table(path, ["source_file", "row"]))
+        connection.register("listed", read_table(path, ["source_file", "row", "detail"]))
         connection.execute(
-            "INSERT INTO rejected SELECT number, row FROM listed JOIN numbers ON name = source_file"
+            f"INSERT INTO rejected SELECT number, row, {reply} FROM listed JOIN numbers ON name = source_file"  # noqa: S608
         )
 
 

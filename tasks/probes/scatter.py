@@ -1,9 +1,9 @@
-"""Run the first pass: screen the measurements of some row groups, and sort them into runs by their probe's hash."""
+"""Run the first pass: screen the measurements of some files, and sort them into runs by their probe's hash."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +16,8 @@ from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.packing.arrays import stable_order
 from tasks.probes.rows.addresses import families, probe_hashes
-from tasks.probes.rows.reading import SPILL_ROWS, RowGroups, read_row_batches
+from tasks.probes.rows.pieces import Piece, Reading
+from tasks.probes.rows.reading import SPILL_ROWS, read_row_batches
 from tasks.probes.rows.screening import Columns, screen, unusable
 from tasks.probes.spill import PROBES_SCHEMA, Spill, SpillRef, write_spill
 from tasks.run.contract import Job
@@ -26,18 +27,19 @@ from tasks.run.rejects import REJECTS, RejectWriter
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterJob(Job):
-    """Scatter some row groups, in input order.
+    """Scatter some row groups or text segments, in input order.
 
     Attributes:
-        pieces: the row groups to read.
+        pieces: what to read; `reading`: how.
         seed: seed of the probes' hash.
         spill_dir: folder for the runs, or empty for the stage folder.
         spill_rows: largest number of rows in a run.
     """
 
     task: ClassVar[str] = "scatter"
-    pieces: tuple[RowGroups, ...]
+    pieces: tuple[Piece, ...]
     seed: int
+    reading: Reading = field(default_factory=Reading)
     spill_dir: str = ""
     spill_rows: int = SPILL_ROWS
 
@@ -57,7 +59,7 @@ def scatter_rows(job: ScatterJob) -> Receipt:
     rejected: Counter[str] = Counter()
     rows_in = rows_used = filled = runs = 0
     with RejectWriter(job.folder / REJECTS) as rejects:
-        for run in read_row_batches(job.pieces, job.spill_rows):
+        for run in read_row_batches(job.pieces, job.spill_rows, job.reading):
             families_of_both = [
                 families(run.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
             ]
@@ -66,7 +68,9 @@ def scatter_rows(job: ScatterJob) -> Receipt:
             rows_in += run.rows.num_rows
             filled += columns.filled
             for row, reason, detail in unusable(run.rows, columns, *families_of_both):
-                rejects.add(*run.origin(row), reason, detail)
+                reason, detail = run.faults.get(row, (reason, detail))
+                origin = run.origin(row)
+                rejects.add(origin.name, origin.row, reason, origin.prefix + detail)
                 rejected[reason] += 1
             if usable:
                 sorted_run = sort_spill(run.rows, columns, job.seed)

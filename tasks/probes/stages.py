@@ -1,6 +1,7 @@
 """Turn a build-probe-rows configuration into jobs, stage by stage, and compute the hashes that key each stage.
 
-scatter, some row groups each -> gather, some shards each. Keys do not cover portions, workers and the spill folder.
+scatter, some row groups or text each -> gather, some shards each. Keys do not cover portions, workers and the
+spill folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tasks.probes.gather import GatherJob
 from tasks.probes.identity import DOMAIN
 from tasks.probes.inventory import SourceFile, cut_parts
 from tasks.probes.records.writer import writer_options
-from tasks.probes.rows.reading import RowGroups
+from tasks.probes.rows.pieces import Piece, Reading
 from tasks.probes.scatter import ScatterJob
 from tasks.probes.shards import ShardRange, SplitRule, cut_shards, merge_probes, shard_bytes_for, split_rule
 from tasks.probes.spill import SPILL_FORMAT, SpillRef, read_probes
@@ -32,14 +33,16 @@ def scatter_jobs(config: BuildProbeRowsConfig, files: Sequence[SourceFile]) -> l
     return [_scatter_job(config, pieces, spill) for pieces in cut_parts(files)]
 
 
-def _scatter_job(config: BuildProbeRowsConfig, pieces: tuple[RowGroups, ...], spill: str) -> ScatterJob:
-    named = [[piece.name, piece.digest, piece.first_group, piece.end_group] for piece in pieces]
-    stage = DOMAIN.stage_key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed)
+def _scatter_job(config: BuildProbeRowsConfig, pieces: tuple[Piece, ...], spill: str) -> ScatterJob:
+    named = [piece.key() for piece in pieces]
+    reading = config.hash_fields(["columns", "event_time_unit"])
+    stage = DOMAIN.stage_key("scatter", spill=SPILL_FORMAT, pieces=named, seed=config.seed, **reading)
     return ScatterJob(
         output_dir=absolute_root(config),
         stage=stage,
         pieces=pieces,
         seed=config.seed,
+        reading=Reading.of(config),
         spill_dir=spill,
         seen={piece.path: piece.seen for piece in pieces},
     )

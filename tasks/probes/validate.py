@@ -229,7 +229,7 @@ def _prove(
         return [_unproved(folder, "the source or its path has changed since the run")]
     rejects = [folder / r.path for r in manifest.outputs if r.path.startswith("rejects/")]
     try:
-        differences = compare(identity, rejects, _measurements(shards), config.deduplicate)
+        differences = compare(config, identity, rejects, _measurements(shards))
     except GristmillError as error:
         return [_unproved(folder, error.message)]
     return [Fault(where=str(folder), rule="contents", detail=detail) for detail in differences]

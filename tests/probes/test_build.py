@@ -173,7 +173,9 @@ def test_bytes_do_not_depend_on_the_size_of_runs(
 ) -> None:
     from tasks.probes import scatter
 
-    monkeypatch.setattr(scatter, "read_row_batches", lambda pieces, _: read_row_batches(pieces, spill_rows))
+    monkeypatch.setattr(
+        scatter, "read_row_batches", lambda pieces, _, reading: read_row_batches(pieces, spill_rows, reading)
+    )
     build_serially(config_of(source, tmp_path))
     assert published_digests(tmp_path / "latest") == published_digests(built[0].resolve())
 
@@ -408,8 +410,8 @@ def test_an_input_that_changes_under_the_run_leaves_no_receipt_of_it(
     original, stat = path.read_bytes(), path.stat()
     config = config_of(path, tmp_path / "out", train_ratio=1.0)
 
-    def changed_first(identity: Any) -> Any:
-        found = take_inventory(identity)
+    def changed_first(config: Any, identity: Any) -> Any:
+        found = take_inventory(config, identity)
         write_rows(path, [row(rtt=float(100 + i)) for i in range(20)])
         return found
 
