@@ -61,17 +61,21 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests need a server all run in one process, one after the other; any other file anywhere.
+    """Files whose tests need a server run in one process, one after the other; any other file anywhere.
 
-    Many servers at once wait for the same two processors, and SQLite gives up after a minute. The wheel's test has
-    one of its own for a short while, beside the others, as these are what the suite ends with.
+    Two servers that work at once wait for the same two processors, and SQLite gives up after a minute. What `up`
+    starts is mostly idle while its tests look at it, so these have a process of their own.
     """
-    needy = {item.path for item in items if _SERVERS & set(getattr(item, "fixturenames", ()))}
+    fixtures: dict[Path, set[str]] = {}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("servers" if item.path in needy else str(item.path)))
+        fixtures.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+    for item in items:
+        needed = fixtures[item.path]
+        group = next((group for fixture, group in _GROUPS.items() if fixture in needed), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
-_SERVERS = {"prefect_api", "gristmill"}
+_GROUPS = {"gristmill": "up", "prefect_api": "servers"}
 
 
 @pytest.fixture
