@@ -22,6 +22,7 @@ from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
 from tasks.sft.packed import PackedRun, PackedSplit, packed_splits
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
+from tasks.sft.screen import check_screened
 from tasks.sft.stages import plan_jobs, screen_jobs, tokenize_jobs, write_jobs
 from tasks.sft.validate import ValidateJob
 from tasks.steps import finish
@@ -46,6 +47,7 @@ def mill(
 ) -> RunManifest:
     """Run the steps in order: screen, tokenize, plan, write, validate, report, publish."""
     screened = each(steps.screen, screen_jobs(config, identity))
+    check_screened(config, screened)
 
     parts = tokenize_jobs(config, identity)
     receipts = iter(each(steps.tokenize, [job for jobs in parts.values() for job in jobs]))

@@ -181,8 +181,8 @@ class TokenizerConfig(Config):
     check_template: bool = execution_only(
         True,
         title="Check the template",
-        description="Stop before tokenizing if the template drops the text of one of the first conversations or "
-        "trains nothing in it.",
+        description="Stop before tokenizing if the template drops a text, a call or the last reasoning of one of the "
+        "first conversations, or does not train its answers.",
     )
 
     @field_validator("template_kwargs")

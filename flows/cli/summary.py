@@ -73,7 +73,7 @@ class Summary:
                 )
                 if len(datasets) > 1:
                     out.append(
-                        f"  {'':<10} weight {counts['weight']:g} asks for {counts['weight_share']:.1%} of tokens; "
+                        f"  {'':<10} weight {counts['weight']:g} asks for {counts['weight_share']:.1%} of samples; "
                         f"it has {counts['share']:.1%}; {counts['epochs']:.2f} epochs in a blend as long as the split"
                     )
         for bucket in self.manifest.statistics.get("buckets", []):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,6 +13,7 @@ from schemas.sft import PackSftConfig
 from tasks.report.numbers import counted, share
 from tasks.sft.datasets.blending import normalised
 from tasks.sft.plan import OVERFLOW_COUNTS
+from tasks.sft.screen import screening_warnings
 from tasks.sft.stages import SplitPlan
 
 METADATA_KEYS = (
@@ -24,8 +26,10 @@ METADATA_KEYS = (
 )
 
 
-# A data set whose real share is closer to its weight's than this is taken as having it.
+# A data set whose share of the bins is closer to its weight's than this, and not a half more or less, is taken as
+# having it.
 _SHARE_TOLERANCE = 0.005
+_RATIO_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,16 @@ class PackedRun:
     packed: tuple[PackedSplit, ...]
     ledger: RowLedger
 
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """Return the totals of the run, and statistics of each data set in each split."""
+        return _statistics(self)
 
-def run_statistics(run: PackedRun) -> dict[str, Any]:
+
+def _statistics(run: PackedRun) -> dict[str, Any]:
     """Compute totals of the run, and statistics of each data set in each split.
 
-    Totals are counted over everything that was planned, so that what a data set lost in a split that has none of it
-    is counted as well.
+    What `pack.overflow` lost is counted over everything that was planned: also where nothing of a data set was left.
     """
     totals = dict.fromkeys(("bins", "sequences", "tokens", "trained_tokens", "padding_tokens"), 0)
     splits: dict[str, dict[str, Any]] = {}
@@ -127,15 +135,15 @@ def run_statistics(run: PackedRun) -> dict[str, Any]:
 
 
 def _add_shares(datasets: dict[str, Any]) -> None:
-    """Add, for each data set of a split, its share of the tokens, the share its weight asks for, and epochs.
+    """Add, for each data set of a split, its share of the bins, the share its weight asks for, and epochs.
 
     `epochs` says how often a blend that follows the weights shows each bin of the data set while it shows as many
     bins as the split has.
     """
-    tokens, bins = (sum(counts[name] for counts in datasets.values()) for name in ("tokens", "bins"))
+    bins = sum(counts["bins"] for counts in datasets.values())
     asked = normalised([counts["weight"] for counts in datasets.values()])
     for counts, weight in zip(datasets.values(), asked, strict=True):
-        counts["share"] = round(counts["tokens"] / tokens, 6)
+        counts["share"] = round(counts["bins"] / bins, 6)
         counts["weight_share"] = round(weight, 6)
         counts["epochs"] = round(weight * bins / counts["bins"], 4)
 
@@ -152,16 +160,19 @@ def _missing(run: PackedRun) -> dict[str, list[str]]:
 
 def warnings(run: PackedRun) -> tuple[str, ...]:
     """Say what was lost or may surprise: each a sentence for the log, the summary and the report."""
-    return tuple(_warnings(run, run_statistics(run)))
+    return tuple(_warnings(run))
 
 
-def _warnings(run: PackedRun, statistics: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(run: PackedRun) -> Iterator[str]:
+    statistics = run.statistics
     splits = statistics["splits"]
+    yield from screening_warnings(run.config, run.screened)
     for split, names in statistics["missing"].items():
-        if split in splits:
-            yield f"the split {split} has nothing from the data set {', '.join(names)}: too few conversations"
-        else:
+        if split not in splits:
             yield f"the split {split} is empty: it is not published, and blend.json does not name it"
+            continue
+        for name in names:
+            yield f"the split {split} has nothing from the data set {name}: {_fate(run, split, name)}"
     cut, tokens = statistics["tokens_cut"], statistics["tokens"] - statistics["padding_tokens"]
     if cut:
         pack = run.config.pack
@@ -171,8 +182,18 @@ def _warnings(run: PackedRun, statistics: Mapping[str, Any]) -> Iterator[str]:
             f"{statistics['sequences_split']:,} split, {statistics['sequences_dropped']:,} dropped"
         )
     if empty := statistics["empty_answers"]:
-        yield f"{counted(empty, 'empty assistant turn')}; drop_empty: true rejects such conversations"
+        yield f"{counted(empty, 'empty assistant turn')} in the input; drop_empty: true rejects such conversations"
     yield from _weights(splits.get("train", {}))
+
+
+def _fate(run: PackedRun, split: str, dataset: str) -> str:
+    """Say why nothing of a data set is in a split."""
+    rows = sum(
+        receipt.ledger.rows_in
+        for plan, receipt in zip(run.plans, run.planned, strict=True)
+        if (plan.split, plan.dataset.name) == (split, dataset) and receipt.ledger is not None
+    )
+    return f"none of its {counted(rows, 'conversation')} fitted" if rows else "no conversation fell into it"
 
 
 def _weights(train: Mapping[str, Any]) -> Iterator[str]:
@@ -180,7 +201,10 @@ def _weights(train: Mapping[str, Any]) -> Iterator[str]:
     if all(counts["weight"] == 1 for counts in train.values()):
         return
     off = {name: abs(counts["share"] - counts["weight_share"]) for name, counts in train.items()}
-    if max(off.values()) <= _SHARE_TOLERANCE:
+    ratios = (counts["share"] / counts["weight_share"] for counts in train.values())
+    if max(off.values()) <= _SHARE_TOLERANCE and all(
+        1 / _RATIO_TOLERANCE < ratio < _RATIO_TOLERANCE for ratio in ratios
+    ):
         return
     # The data sets furthest off, in configuration order.
     shown = set(sorted(off, key=lambda name: -off[name])[:4])

@@ -163,17 +163,22 @@ def _fit(
     row = spool.seq_row[sequences]
     over = length > longest
     if over.any():
+        before = int(length.sum())
         if config.overflow is Overflow.DROP:
-            good = ~over
+            origin, good = np.arange(len(over)), ~over
         else:
-            start, length, row, cut = _cut(start, length, row, over, longest, config.overflow)
+            start, length, origin = _cut(start, length, over, longest, config.overflow)
+            cut = over[origin]
             good = ~cut
             good[cut] = _has_trained(spool, start[cut], length[cut])
+        start, length, origin = start[good], length[good], origin[good]
+        left = np.zeros(len(over), dtype=bool)
+        left[origin] = True
+        overflow["sequences_dropped"] += int((~left).sum())
+        if config.overflow is not Overflow.DROP:
             how = "truncated" if config.overflow is Overflow.TRUNCATE else "split"
-            overflow[f"sequences_{how}"] += int(over.sum())
-        overflow["sequences_dropped"] += int((~good).sum())
-        before = int((spool.offsets[sequences + 1] - spool.offsets[sequences]).sum())
-        start, length, row = start[good], length[good], row[good]
+            overflow[f"sequences_{how}"] += int((over & left).sum())
+        row = row[origin]
         # Sequences abut in the spool; only chunks of one sequence overlap, by a token that was not cut.
         shared = int((start[1:] < start[:-1] + length[:-1]).sum())
         overflow["tokens_cut"] += before - (int(length.sum()) - shared)
@@ -183,24 +188,23 @@ def _fit(
 def _cut(
     start: NDArray[np.int64],
     length: NDArray[np.int64],
-    row: NDArray[np.int32],
     over: NDArray[np.bool_],
     longest: int,
     overflow: Overflow,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
-    """Truncate long sequences to `longest`, or split them into chunks; the last array marks what was cut.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Truncate long sequences to `longest`, or split them into chunks; the last array says of which sequence.
 
     Chunks overlap by one token: a chunk cannot train the label of its own first token, so without the overlap
     that label would be lost; with it every label is trained exactly once.
     """
     if overflow is Overflow.TRUNCATE:
-        return start, np.minimum(length, longest), row, over
+        return start, np.minimum(length, longest), np.arange(len(start))
     step = longest - 1
     chunks = np.where(over, -(-(length - 1) // step), 1)
     within = ranges(0, chunks)
     chunk_start = np.repeat(start, chunks) + within * step
     chunk_length = np.minimum(np.repeat(length, chunks) - within * step, longest)
-    return chunk_start, chunk_length, np.repeat(row, chunks), np.repeat(over, chunks)
+    return chunk_start, chunk_length, np.repeat(np.arange(len(start)), chunks)
 
 
 def _has_trained(spool: Spool, start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from schemas.run import FileRecord
 from schemas.sft import BLEND, SPLITS
 from tasks.run.publish import Contents, json_document, part_stages
 from tasks.run.rejects import numbered, reject_links
-from tasks.sft.packed import METADATA_KEYS, PackedRun, PackedSplit, run_statistics, warnings
+from tasks.sft.packed import METADATA_KEYS, PackedRun, PackedSplit, warnings
 
 
 class _View(NamedTuple):
@@ -61,7 +61,7 @@ def contents(run: PackedRun) -> Contents:
         symlinks=view.symlinks,
         documents=view.documents,
         ledger=run.ledger,
-        statistics=run_statistics(run),
+        statistics=run.statistics,
         stages=_lineage(run),
         warnings=warnings(run),
     )

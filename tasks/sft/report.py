@@ -18,7 +18,7 @@ from tasks.report.numbers import count, counted, share, some_of
 from tasks.run.drift import fill_share
 from tasks.run.layout import stage_folder
 from tasks.sft.gather import PackPlan
-from tasks.sft.packed import PackedRun, run_statistics
+from tasks.sft.packed import PackedRun
 from tasks.sft.plan import OVERFLOW_COUNTS, padded_length
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
@@ -41,7 +41,7 @@ _SPLIT_COLUMNS = (
 )
 _SHARE_COLUMNS = ("bins", "tokens", "weight", "asked", "real", "epochs")
 _SHARE_NOTE = (
-    "asked: the share of its weight, which readers of blend.json follow; real: its share of the tokens, which a "
+    "asked: the share of its weight, which readers of blend.json follow; real: its share of the bins, which a "
     "trainer that opens the split's folder sees; epochs: how often a blend as long as the split shows each bin."
 )
 
@@ -64,7 +64,7 @@ class PackReport:
 
     def facts(self) -> tuple[Fact, ...]:
         """Return the headline numbers."""
-        statistics = run_statistics(self.run)
+        statistics = self.run.statistics
         ledger = self.run.ledger
         tokens, trained = statistics["tokens"], statistics["trained_tokens"]
         return (
@@ -80,7 +80,7 @@ class PackReport:
 
     def tables(self) -> tuple[Table, ...]:
         """Return the table of splits and data sets, and that of their shares."""
-        statistics = run_statistics(self.run)
+        statistics = self.run.statistics
         counted = [
             (split, name, counts)
             for split, datasets in statistics["splits"].items()

@@ -1,25 +1,23 @@
 """Look at the first rows of every file before anything is tokenized.
 
 A misnamed field, a wrong dialect or a template that loses text spoils every row alike, and is found here in a second
-rather than at the end of the run. The layout is judged by what the run would do: it stops if the files of which no
-first row fits would reject more than `max_reject_fraction`. A template is judged on the first conversations.
+rather than at the end of the run. What would be rejected is judged as at the end of the run: by the share of the data
+set that lies in files of which no first row can be used.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from schemas.errors import ConfigError
 from schemas.run import Receipt
-from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
+from schemas.sft import DatasetConfig, PackSftConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import RowFault, read_rows
 from tasks.inputs.segments import cut
-from tasks.report.numbers import counted
 from tasks.run.contract import Job
 from tasks.run.rejects import RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
@@ -28,16 +26,26 @@ from tasks.sft.chat.tokenizer import load_tokenizer
 from tasks.sft.chat.tokenizer_source import TokenizerSource
 from tasks.sft.tokenize import matches
 
-# Rows of each file that are looked at, and conversations of each data set that are rendered.
-FIRST_ROWS = 20
-FIRST_CONVERSATIONS = 8
-# Reasons that speak of the layout: a wrong dialect or field name gives one of them for every row.
-_LAYOUT_REASONS = frozenset(
-    {"missing_messages", "messages_not_a_list", "message_not_an_object", "missing_content", "unknown_role"}
+# Conversations that are rendered: the first of each file, and of each shape (roles, tools, calls); so many at most.
+_ALIKE = 2
+_MOST_RENDERED = 64
+# Reasons that a wrong dialect or field name gives for every row.
+_LAYOUT = frozenset(
+    {
+        "bad_content",
+        "bad_tools",
+        "message_not_an_object",
+        "messages_not_a_list",
+        "missing_content",
+        "missing_messages",
+        "null_content",
+        "unknown_role",
+        "unsupported_content",
+    }
 )
+# Reasons that a wrong template gives for every row.
+_TEMPLATE = frozenset({"mask_unresolved", "template_budget", "template_error"})
 _MOST_TOLD = 3
-
-log = logging.getLogger("gristmill.pack_sft")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +55,6 @@ class ScreenJob(Job):
     Attributes:
         files: all files of the data set.
         dataset, source, tokenizer, train_on: see `TokenizeJob`.
-        max_reject_fraction: share of the data set that may be rejected.
     """
 
     task: ClassVar[str] = "screen"
@@ -56,66 +63,117 @@ class ScreenJob(Job):
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
-    max_reject_fraction: float
-
-
-class _Misfit(NamedTuple):
-    """A file of which no first row fits; `row` is the first, with what is wrong in it."""
-
-    file: InputFile
-    row: int
-    rejected: RowRejected
 
 
 class _Found(NamedTuple):
     """A conversation among the first rows."""
 
-    name: str
+    file: InputFile
     row: int
     conversation: Conversation
 
 
+class _Bad(NamedTuple):
+    """A file of which no first row can be used; `row` is the first of them."""
+
+    file: InputFile
+    row: int
+    why: str
+
+
 def screen_dataset(job: ScreenJob) -> Receipt:
-    """Check that the first rows have the expected layout, and that the template renders what they say.
+    """Check the layout of the first rows, and what the template makes of them.
 
     Raises:
-        ConfigError: `wrong_layout`, too many files have another layout; `bad_template`, the template drops a
-            message's text, trains nothing, or fails; also what `load_tokenizer` raises.
+        ConfigError: `bad_template`, the template loses something that a conversation says or does not train its
+            answers; also what `load_tokenizer` raises.
         InputError: a file cannot be read.
     """
-    misfits: list[_Misfit] = []
-    found: list[_Found] = []
-    rows = 0
-    for file in job.files:
-        fitting, misfit, seen = _look(file, job.dataset)
-        rows += seen
-        found += fitting[: FIRST_CONVERSATIONS - len(found)]
-        if misfit is not None:
-            misfits.append(misfit)
-    _judge_layout(job, misfits)
-    rendered = _judge_template(job, found) if job.tokenizer.check_template else 0
-    return job.receipt([], statistics={"files": len(job.files), "rows": rows, "rendered": rendered})
+    looked = [_look(file, job.dataset) for file in job.files]
+    misfits = [bad for _, bad in looked if bad is not None]
+    failed = _render(job, _chosen([found for found, _ in looked])) if job.tokenizer.check_template else []
+    statistics = {
+        "bytes": sum(file.bytes for file in job.files),
+        "files": len(job.files),
+        "layout": _summary(misfits),
+        "template": _summary(failed),
+    }
+    return job.receipt([], statistics=statistics)
 
 
-def _look(file: InputFile, dataset: DatasetConfig) -> tuple[list[_Found], _Misfit | None, int]:
-    """Read the first rows of a file: what fits, the first misfit if none does, and how many were read."""
+def _summary(bad: Sequence[_Bad]) -> dict[str, Any]:
+    told = [f"{one.file.name}, row {one.row}: {one.why}" for one in bad[:_MOST_TOLD]]
+    return {"files": len(bad), "bytes": sum(one.file.bytes for one in bad), "told": told}
+
+
+def check_screened(config: PackSftConfig, screened: Sequence[Receipt]) -> None:
+    """Stop if the files that cannot be used would reject more rows than may be rejected.
+
+    Args:
+        screened: the receipt of each data set, in configuration order.
+
+    Raises:
+        ConfigError: `wrong_layout` or `bad_template`, with the first rows that show it.
+    """
+    for dataset, receipt in zip(config.datasets, screened, strict=True):
+        found = receipt.statistics
+        for kind, code, where, what in (
+            (
+                "layout",
+                "wrong_layout",
+                f"datasets.{dataset.name}",
+                f"has the layout of the dialect {dataset.dialect.value!r}; set dialect or fields",
+            ),
+            (
+                "template",
+                "bad_template",
+                "tokenizer.chat_template",
+                "can be rendered; mend the template, or set tokenizer.check_template: false",
+            ),
+        ):
+            if found[kind]["bytes"] > config.max_reject_fraction * found["bytes"]:
+                raise ConfigError(
+                    f"no first row of {_files(found[kind]['files'], found['files'])} of {dataset.name} {what}; if "
+                    "such rows shall be rejected, raise max_reject_fraction. First of each: "
+                    f"{'; '.join(found[kind]['told'])}",
+                    code=code,
+                    where=where,
+                )
+
+
+def screening_warnings(config: PackSftConfig, screened: Sequence[Receipt]) -> Iterator[str]:
+    """Yield a sentence for each data set with files that probably reject all of their rows."""
+    for dataset, receipt in zip(config.datasets, screened, strict=True):
+        for kind in ("layout", "template"):
+            bad = receipt.statistics[kind]
+            if bad["files"]:
+                files = _files(bad["files"], receipt.statistics["files"])
+                yield f"no first row of {files} of {dataset.name} could be used: {bad['told'][0]}"
+
+
+def _files(some: int, all_: int) -> str:
+    return "its only file" if all_ == 1 else f"{some} of {all_} files"
+
+
+def _look(file: InputFile, dataset: DatasetConfig) -> tuple[list[_Found], _Bad | None]:
+    """Read the first rows of a file; return what fits, and the first misfit if nothing does."""
     found: list[_Found] = []
-    misfit: _Misfit | None = None
-    fits = seen = 0
-    for number, value in islice(_first_rows(file, dataset), FIRST_ROWS):
-        seen += 1
+    misfit: _Bad | None = None
+    fits = False
+    for number, value in _first_rows(file, dataset):
         try:
-            found.append(_Found(file.name, number, normalise(value, dataset.dialect, dataset.fields)))
+            found.append(_Found(file, number, normalise(value, dataset.dialect, dataset.fields)))
         except RowRejected as rejected:
-            if rejected.reason in _LAYOUT_REASONS:
-                misfit = misfit or _Misfit(file, number, rejected)
+            if rejected.reason in _LAYOUT:
+                misfit = misfit or _Bad(file, number, rejected.detail)
                 continue
-        fits += 1
-    return found, None if fits else misfit, seen
+        fits = True
+    return found, None if fits else misfit
 
 
 def _first_rows(file: InputFile, dataset: DatasetConfig) -> Iterator[tuple[int, dict[str, Any]]]:
-    # In one piece: a segment of its own for every row group would need them all.
+    """Yield the first rows that the row filter lets through: those of one batch, which is read at once anyway."""
+    # In one piece: no pass over the file looks for its lines.
     [segment, *_] = cut([file], max(file.bytes, 1))
     for batch in islice(read_rows(segment), 1):
         for number, value in batch:
@@ -123,50 +181,48 @@ def _first_rows(file: InputFile, dataset: DatasetConfig) -> Iterator[tuple[int, 
                 yield number, value
 
 
-def _judge_layout(job: ScreenJob, misfits: list[_Misfit]) -> None:
-    """Stop if the files that do not fit would reject more rows than may be rejected; else warn."""
-    wrong, total = (sum(file.bytes for file in files) for files in ([m.file for m in misfits], job.files))
-    told = [
-        f"{misfit.file.name}, row {misfit.row}: {misfit.rejected.detail}" for misfit in misfits[:_MOST_TOLD]
-    ]
-    if misfits and wrong > job.max_reject_fraction * total:
-        more = f"; and {len(misfits) - len(told)} more files" if len(misfits) > len(told) else ""
-        raise ConfigError(
-            f"{len(misfits)} of {counted(len(job.files), 'file')} have no row of the dialect "
-            f"{job.dataset.dialect.value!r} among the first {FIRST_ROWS}; set dialect or fields: "
-            f"{'; '.join(told)}{more}",
-            code="wrong_layout",
-            where=f"datasets.{job.dataset.name}",
-        )
-    for line in told:
-        log.warning(
-            "%s: a file has no row of the expected layout among the first: %s", job.dataset.name, line
-        )
+def _chosen(looked: Sequence[Sequence[_Found]]) -> list[_Found]:
+    """Choose what to render: of each file some, so that shapes which differ are all among them."""
+    chosen: list[_Found] = []
+    shapes: dict[object, int] = {}
+    for found in looked:
+        for place, one in enumerate(found):
+            shape = _shape(one.conversation)
+            if place == 0 or shapes.get(shape, 0) < _ALIKE:
+                shapes[shape] = shapes.get(shape, 0) + 1
+                chosen.append(one)
+    return chosen[:_MOST_RENDERED]
 
 
-def _judge_template(job: ScreenJob, found: list[_Found]) -> int:
-    """Stop at the first conversation that is rendered wrongly, or if none can be rendered."""
-    if not found:
-        return 0
+def _shape(conversation: Conversation) -> object:
+    kinds = {(message["role"], *sorted(message.keys() - {"content"})) for message in conversation.messages}
+    return conversation.tools is not None, frozenset(kinds)
+
+
+def _render(job: ScreenJob, chosen: Sequence[_Found]) -> list[_Bad]:
+    """Render conversations; return the files of which none could be rendered.
+
+    Raises:
+        ConfigError: `bad_template`.
+    """
+    if not chosen:
+        return []
     tokenizer = load_tokenizer(job.source, job.tokenizer)
-    failed: list[str] = []
-    for name, row, conversation in found:
-        where = f"{name}, row {row}"
+    failed: dict[str, _Bad] = {}
+    rendered: set[str] = set()
+    for file, row, conversation in chosen:
         try:
             problem = check_rendering(tokenizer, conversation, job.train_on)
         except RowRejected as rejected:
-            failed.append(f"{where}: {rejected.reason}: {rejected.detail}")
-            continue
+            if rejected.reason in _TEMPLATE:
+                failed.setdefault(file.name, _Bad(file, row, f"{rejected.reason}: {rejected.detail}"))
+                continue
+            problem = None
         if problem is not None:
-            raise _bad_template(
-                f"{where}: {problem}; if this is intended, set tokenizer.check_template: false"
+            raise ConfigError(
+                f"{file.name}, row {row}: {problem}; if this is intended, set tokenizer.check_template: false",
+                code="bad_template",
+                where="tokenizer.chat_template",
             )
-    if len(failed) == len(found) and job.max_reject_fraction < 1:
-        raise _bad_template(
-            f"none of the first {len(found)} conversations of {job.dataset.name} can be used: {failed[0]}"
-        )
-    return len(found) - len(failed)
-
-
-def _bad_template(message: str) -> ConfigError:
-    return ConfigError(message, code="bad_template", where="tokenizer.chat_template")
+        rendered.add(file.name)
+    return [bad for name, bad in failed.items() if name not in rendered]

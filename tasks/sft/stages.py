@@ -84,7 +84,6 @@ def screen_jobs(config: PackSftConfig, identity: PackIdentity) -> list[ScreenJob
             source=identity.tokenizer,
             tokenizer=config.tokenizer,
             train_on=config.train_on,
-            max_reject_fraction=config.max_reject_fraction,
             label=entry.name,
             seen=identity.seen_of(file.path for file in entry.files),
         )

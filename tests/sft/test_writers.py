@@ -175,7 +175,7 @@ class WriterContract:
         assert (said["num_bins"], said["bins_written"]) == (5, 5)
         expected = {
             StorageFormat.PARQUET: {"format": "parquet", "compression": "zstd", "row_group_size": 16},
-            StorageFormat.MEMMAP: {"format": "memmap_padded_v1", "pack_size": 4096},
+            StorageFormat.MEMMAP: {"format": "memmap", "version": "1.0", "pack_size": 4096},
             StorageFormat.NPY: {"format": "npy"},
         }
         assert said.items() >= expected[self.format].items()

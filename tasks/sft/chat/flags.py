@@ -46,18 +46,18 @@ def _flag(value: Any, key: str, place: int) -> bool:
     except (KeyError, TypeError):  # a list cannot be looked up
         allowed = "0 or 1" if key == "weight" else "true or false"
         raise RowRejected(
-            f"bad_{key}", f"{key} of message {place} is {ascii(value)[:80]}; allowed: {allowed}"
+            f"bad_{key}", f"{key} of message {place} is {repr(value)[:80]}; allowed: {allowed}"
         ) from None
 
 
 def empty_answers(messages: Sequence[Message]) -> Iterator[int]:
-    """Yield the number of each assistant message without a text, tool calls or reasoning.
+    """Yield the number of each assistant message without a text, tool calls or reasoning that may be trained.
 
     >>> list(empty_answers([{"role": "user", "content": ""}, {"role": "assistant", "content": " "}]))
     [1]
     """
     for place, message in enumerate(messages):
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and not any(message.get(key) in (False, "false") for key in _FLAGS):
             content = message.get("content")
             if (not content or content.isspace()) and not any(map(message.get, _BESIDES_TEXT)):
                 yield place

@@ -23,7 +23,7 @@ class BinWriter(ABC):
     """Write one shard; nothing is visible before `finalize`, and an exception in the `with` block removes everything.
 
     Args:
-        storage_format: `format` in what `finalize` returns.
+        storage_format: the format.
         metadata: the shard's description of itself, whose limits `write_bin` checks.
         block_bins: bins that `write_bin` collects before a block of them is written.
 
@@ -80,7 +80,7 @@ class BinWriter(ABC):
         said = self._commit()
         self._done = True
         counts = {"num_bins": self.bins_written, "bins_written": self.bins_written}
-        return {"format": self._format.value, **counts, **said}
+        return {**said, "format": self._format.value, **counts}
 
     def _refuse_broken(
         self, bin_id: int, ids: NDArray[Any], mask: NDArray[Any], starts: NDArray[Any]
@@ -167,11 +167,9 @@ def _exact(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
     array = np.asarray(values) if len(values) else np.empty(0, dtype)  # type: ignore[arg-type]
     if array.dtype == dtype:
         return array
+    if array.dtype.kind not in "iub":
+        raise OverflowError(f"values of a bin are {array.dtype}, not integers")
     limits = np.iinfo(dtype)
-    if (
-        array.dtype.kind not in "iub"
-        or array.min(initial=0) < limits.min
-        or array.max(initial=0) > limits.max
-    ):
+    if array.min(initial=0) < limits.min or array.max(initial=0) > limits.max:
         raise OverflowError(f"values of a bin do not fit into {limits.dtype}: {array.min()} to {array.max()}")
     return array.astype(dtype)
