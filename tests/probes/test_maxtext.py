@@ -21,6 +21,7 @@ import pytest
 import yaml
 from docs.markdown import blocks
 from records import random_rows, record, write_records, write_shards
+from tiny_model import tiny_model
 
 from tasks.probes.loader import VOCABULARY_SIZE
 
@@ -140,29 +141,7 @@ def test_a_small_model_learns(interface: ModuleType, folder: Path, torch: Any) -
     """Ten steps with MaxText's loss, from the iterator that MaxText would create."""
     nn = torch.nn
     config = settings(folder)
-
-    class Model(nn.Module):  # type: ignore[misc]
-        """One causal attention layer; contexts of a crop do not see one another."""
-
-        def __init__(self, width: int = 32) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(config.vocab_size, width)
-            self.positions = nn.Embedding(CROP, width)
-            self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-            self.head = nn.Linear(width, config.vocab_size)
-
-        def forward(self, inputs: Any, positions: Any, segments: Any) -> Any:
-            hidden = self.tokens(inputs) + self.positions(positions)
-            later = torch.ones(CROP, CROP, dtype=torch.bool).triu(1)
-            hidden_from = later | (segments[:, :, None] != segments[:, None, :])
-            mixed, _ = self.attention(
-                hidden, hidden, hidden, attn_mask=hidden_from.repeat_interleave(2, 0), need_weights=False
-            )
-            return self.head(hidden + mixed)
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = Model()
+    model = tiny_model(torch, CROP, config.vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     with closing(interface.make_grain_train_iterator(config, None, [0])) as iterator:
@@ -170,7 +149,7 @@ def test_a_small_model_learns(interface: ModuleType, folder: Path, torch: Any) -
             batch = next(iterator)
             assert_is_a_batch(batch)
             data = {name: torch.from_numpy(np.array(values)).long() for name, values in batch.items()}
-            logits = model(data["inputs"], data["inputs_position"], data["inputs_segmentation"])
+            logits = model(data["inputs"], data["inputs_segmentation"], data["inputs_position"])
             errors = nn.functional.cross_entropy(logits.transpose(1, 2), data["targets"], reduction="none")
             trained = data["targets_segmentation"] != 0
             loss = (errors * trained).sum() / trained.sum()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from records import write_shards
+from tiny_model import tiny_model
 
 from tasks.probes.training.loader import build_probe_dataset
 from tasks.probes.training.tokens import VOCABULARY_SIZE
@@ -33,29 +34,7 @@ def shifted(batch: dict[str, Any]) -> tuple[Any, Any]:
 @pytest.mark.parametrize("pack", [True, False])
 def test_a_tiny_model_learns(folder: Path, pack: bool, torch: Any) -> None:
     nn = torch.nn
-
-    class Model(nn.Module):  # type: ignore[misc]
-        """One attention layer; contexts of a crop do not see one another."""
-
-        def __init__(self, width: int = 32) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(VOCABULARY_SIZE, width)
-            self.positions = nn.Embedding(CROP, width)
-            self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-            self.head = nn.Linear(width, VOCABULARY_SIZE)
-
-        def forward(self, inputs: Any, segments: Any, positions: Any) -> Any:
-            hidden = self.tokens(inputs) + self.positions(positions)
-            later = torch.ones(CROP, CROP, dtype=torch.bool).triu(1)
-            hidden_from = later | (segments[:, :, None] != segments[:, None, :])
-            mixed, _ = self.attention(
-                hidden, hidden, hidden, attn_mask=hidden_from.repeat_interleave(2, 0), need_weights=False
-            )
-            return self.head(hidden + mixed)
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = Model()
+    model = tiny_model(torch, CROP, VOCABULARY_SIZE)
     before = {name: values.detach().clone() for name, values in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     batches = iter(build_probe_dataset(folder, crop_size=CROP, batch_size=8, seed=0, pack=pack))
