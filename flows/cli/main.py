@@ -125,7 +125,10 @@ def _parser() -> _Parser:
     look.add_argument("--dataset", metavar="NAME", help="take only this data set of a pack-sft run")
     look.add_argument("--tokenizer", metavar="DIR", help="tokenizer that shows packed bins as text")
     look.add_argument(
-        "--sql", metavar="QUERY", help="run a SELECT over bins, measurements, documents or rejects"
+        "--sql",
+        metavar="QUERY",
+        help="run a SELECT over bins, measurements, documents or rejects; dataset, split, path and shard say where a "
+        "row is (shard_path and so on, if the data have a column path)",
     )
     look.set_defaults(run=_inspect)
     examples.add_commands(commands, common)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,51 @@ from tasks.storage.names import scratch_folder
 
 # Name of the column with a row's number in its file.
 _NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
-# Columns that say where a row is.
+# Columns that say where a row is; a column of the data keeps its name, see `own_name`.
 PLACE = ("dataset", "split", "path", "shard")
 # Name of the column that DuckDB adds; a user's file may have one called `filename`.
 _FILE = "gristmill_file"
 
 
-def parquet_view(paths: Sequence[Path], number: str, columns: Sequence[str] = PLACE) -> str:
-    """Return the statement that reads Parquet files as one table.
+def own_name(name: str, taken: Collection[str]) -> str:
+    """Return the name of one of our columns in a table whose data have the columns `taken`.
+
+    >>> own_name("path", {"text", "lang"}), own_name("path", {"text", "Path"})
+    ('path', 'shard_path')
+    """
+    used = {column.lower() for column in taken}  # as DuckDB compares names
+    while name in used:
+        name = f"shard_{name}"
+    return name
+
+
+def parquet_view(
+    places: Mapping[Path, Place], number: str, columns: Sequence[str] = PLACE, taken: Collection[str] = ()
+) -> str:
+    """Return the statement that reads Parquet files as one table, in the order of the files and of their rows.
+
+    Where a row is comes from a constant for each file, not from a join, which returns rows in any order.
 
     Args:
+        places: where each file is.
         number: name of the column with a row's number in its file.
-        columns: those of the table `places` to put before it. Names of files are not unique, paths are.
+        columns: those of `Place` to put before it.
+        taken: the columns of the files.
     """
-    files = ", ".join(_quoted(path) for path in paths)
-    named = ", ".join(f"places.{column}" for column in columns)
+    settled = {_quoted(path): place for path, place in places.items()}
+    named = []
+    for column in columns:
+        values = ", ".join(f"{file}: {_literal(getattr(place, column))}" for file, place in settled.items())
+        named.append(f'MAP {{{values}}}[rows.{_FILE}]::VARCHAR AS "{own_name(column, taken)}"')
     return (
-        f'SELECT {named}, file_row_number AS "{number}", rows.* EXCLUDE ({_FILE}, file_row_number) '  # noqa: S608 - quoted paths
-        f"FROM read_parquet([{files}], union_by_name = true, filename = '{_FILE}', file_row_number = true) AS rows "
-        f"JOIN places ON places.file = rows.{_FILE}"
+        f'SELECT {", ".join(named)}, rows.file_row_number AS "{own_name(number, taken)}", '  # noqa: S608 - quoted
+        f"rows.* EXCLUDE ({_FILE}, file_row_number) FROM {_read(places)} AS rows"
     )
+
+
+def _read(paths: Collection[Path]) -> str:
+    files = ", ".join(map(_quoted, paths))
+    return f"read_parquet([{files}], union_by_name = true, filename = '{_FILE}', file_row_number = true)"
 
 
 def _bare(path: Path) -> Place:
@@ -58,7 +83,8 @@ def run_query(
         files: table name to Parquet files, which are read in place.
         streams: table name to batches, which are first copied to a temporary database.
         most: most rows to return; `None` for all.
-        place: where a file is, for the columns `dataset` (of bins), `split`, `path` and `shard`.
+        place: where a file is, for the columns `dataset` (of bins), `split`, `path` and `shard`; if the data have a
+            column of that name, ours is `shard_path` and so on.
 
     Raises:
         ConfigError: `bad_query`, with DuckDB's message.
@@ -70,11 +96,12 @@ def run_query(
             connection.register("stream", stream)
             connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
             connection.unregister("stream")
-        _add_places(connection, [path for paths in files.values() for path in paths], place)
         for name, paths in files.items():
             # Only packed shards are kept by data set; a document says its own.
             columns = PLACE if name == "bins" else PLACE[1:]
-            view = parquet_view(paths, _NUMBERS.get(name, "number"), columns)
+            places = {path: place(path) for path in paths}
+            taken = {row[0] for row in connection.execute(f"DESCRIBE FROM {_read(paths)}").fetchall()}
+            view = parquet_view(places, _NUMBERS.get(name, "number"), columns, taken)
             connection.execute(f'CREATE VIEW "{name}" AS {view}')
         _lock(connection, [path for paths in files.values() for path in paths])
         try:
@@ -96,15 +123,6 @@ def _database() -> Iterator[Any]:
         # Without replacement scans, a query cannot use a variable of this program as a table.
         with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:
             yield connection
-
-
-def _add_places(connection: Any, paths: Sequence[Path], place: Callable[[Path], Place]) -> None:
-    places = [place(path) for path in paths]
-    columns = {name: pa.array([getattr(at, name) for at in places], pa.string()) for name in PLACE}
-    table = pa.table({"file": pa.array(map(_settled, paths), pa.string()), **columns})
-    connection.register("stream", table)
-    connection.execute("CREATE TABLE places AS SELECT DISTINCT * FROM stream")
-    connection.unregister("stream")
 
 
 def _lock(connection: Any, paths: Sequence[Path]) -> None:
@@ -136,4 +154,8 @@ def _settled(path: Path) -> str:
 
 
 def _quoted(path: Path) -> str:
-    return "'" + _settled(path).replace("'", "''") + "'"
+    return _literal(_settled(path))
+
+
+def _literal(text: str | None) -> str:
+    return "NULL" if text is None else "'" + text.replace("'", "''") + "'"

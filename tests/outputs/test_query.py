@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.errors import ConfigError
+from tasks.outputs.found import Place
 from tasks.outputs.query import parquet_view, run_query
 
 
@@ -87,5 +88,33 @@ def test_a_mistake_is_told_with_the_tables_there_are(files: list[Path]) -> None:
 
 
 def test_the_view_quotes_names(tmp_path: Path) -> None:
-    sql = parquet_view([tmp_path / "it's.parquet"], "bin")
+    sql = parquet_view({tmp_path / "it's.parquet": Place(None, None, "it's.parquet", "it's.parquet")}, "bin")
     assert f"'{tmp_path.resolve()}/it''s.parquet'" in sql and 'AS "bin"' in sql
+
+
+def test_rows_come_in_the_order_of_the_files_without_order_by(tmp_path: Path) -> None:
+    """As plain pyarrow reads them one after the other, however many threads there are, each time."""
+    paths = [tmp_path / f"{(n * 7) % 30:02}.parquet" for n in range(30)]
+    wanted = []
+    for n, path in enumerate(paths):
+        pq.write_table(pa.table({"value": list(range(n % 5 + 1))}), path)
+        wanted += [(path.name, row) for row in range(pq.read_metadata(path).num_rows)]
+    for sql in ("SELECT shard, bin FROM bins", "SELECT shard, value FROM bins"):
+        for _ in range(20):
+            assert list(run_query(sql, {"bins": paths}, {}).rows) == wanted
+    assert run_query("SELECT bin FROM bins LIMIT 4", {"bins": paths}, {}).rows == ((0,), (0,), (1,), (0,))
+
+
+def test_a_column_of_the_data_keeps_its_name(tmp_path: Path) -> None:
+    table = pa.table(
+        {"Path": ["theirs"], "split": ["dev"], "bin": [7], "document": [8], "shard_split": ["x"]}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    files = [tmp_path / "a.parquet"]
+    sql = "SELECT path, split, bin, shard_split, shard_path, shard_shard_split, shard, shard_bin FROM bins"
+    [row] = run_query(sql, {"bins": files}, {}).rows
+    assert row == ("theirs", "dev", 7, "x", "a.parquet", None, "a.parquet", 0)
+    answer = run_query("FROM documents", {"documents": files}, {})
+    assert answer.columns[:4] == ("shard_shard_split", "shard_path", "shard", "shard_document")
+    assert answer.columns[4:] == tuple(table.column_names)
+    assert answer.rows[0][4:] == tuple(table.to_pylist()[0].values())
