@@ -12,9 +12,14 @@ import pyarrow as pa
 from schemas.errors import ConfigError
 from schemas.sft import SPLIT_NAMES
 from tasks.run.find import Found
+from tasks.run.rejects import REJECTS_FOLDER
 
 # As pack-sft names its links, and the other flows their shards.
 _LINK = re.compile(r"\d{6,}__(?P<dataset>.+)__shard_\d{6,}(\..+)?")
+# As pack-sft publishes the rows it rejected: before they had a split, and after.
+_REJECTED = re.compile(
+    rf"(?P<dataset>.+)-(?:tokenize-\d{{6,}}|pack-(?P<split>{'|'.join(SPLIT_NAMES)}))\.parquet"
+)
 _NUMBERED = re.compile(rf"(?P<split>{'|'.join(SPLIT_NAMES)})-\d{{5,}}-of-\d{{5,}}\..+")
 
 
@@ -23,7 +28,8 @@ class Place:
     """Where a shard is.
 
     Attributes:
-        dataset, split: by the folders it is in, or by its name; `None` if they do not say.
+        dataset, split: by its name, or by the folders it is in, up to the run or the folder that was named, whose own
+            names count only outside a run; `None` if they do not say.
         path: relative to the run or the folder that was named.
         shard: the last part of it, which is not unique.
     """
@@ -65,19 +71,27 @@ class Outputs:
     def place(self, file: Path) -> Place:
         """Return data set, split, path and name of a shard."""
         *folders, name = file.absolute().parts
-        split = next((folder for folder in reversed(folders) if folder in SPLIT_NAMES), None)
+        root = self.root.absolute()
+        # Folders above say nothing: an output may be kept below one that is named `train`.
+        above = (
+            root if self.run is not None else root.parent if file.absolute() != root else root.parent.parent
+        )
+        inner = folders[len(above.parts) :]
+        split = next((folder for folder in reversed(inner) if folder in SPLIT_NAMES), None)
         dataset = None
         # datasets/{name}/{hash}/{split}/{shard}
         if folders[-4:-3] == ["datasets"] and folders[-1] == split:
             dataset = folders[-3]
         elif link := _LINK.fullmatch(name):
             dataset = link["dataset"]
+        elif folders[-1] == REJECTS_FOLDER and (rejected := _REJECTED.fullmatch(name)):
+            dataset, split = rejected["dataset"], rejected["split"]
         elif numbered := _NUMBERED.fullmatch(name):
             split = numbered["split"]
         return Place(dataset, split, self.name(file), name)
 
     def chosen(self, split: str | None = None, dataset: str | None = None) -> Outputs:
-        """Return only the shards of a split or a data set.
+        """Return only the shards of a split or a data set, and the rejected rows whose files say that they are of it.
 
         Raises:
             ConfigError: `missing_split`, `missing_dataset`: there are none.
@@ -96,7 +110,8 @@ class Outputs:
                     code=f"missing_{what}",
                     where=f"--{what}",
                 )
-            chosen = replace(chosen, files=files)
+            rejects = tuple(file for file in chosen.rejects if getattr(self.place(file), what) == wanted)
+            chosen = replace(chosen, files=files, rejects=rejects)
         return chosen
 
 

@@ -83,8 +83,8 @@ def run_query(
         files: table name to Parquet files, which are read in place.
         streams: table name to batches, which are first copied to a temporary database.
         most: most rows to return; `None` for all.
-        place: where a file is, for the columns `dataset` (of bins), `split`, `path` and `shard`; if the data have a
-            column of that name, ours is `shard_path` and so on.
+        place: where a file is, for the columns `dataset` (of bins and rejects), `split`, `path` and `shard`; if the
+            data have a column of that name, ours is `shard_path` and so on.
 
     Raises:
         ConfigError: `bad_query`, with DuckDB's message.
@@ -97,8 +97,8 @@ def run_query(
             connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
             connection.unregister("stream")
         for name, paths in files.items():
-            # Only packed shards are kept by data set; a document says its own.
-            columns = PLACE if name == "bins" else PLACE[1:]
+            # A document says its own data set.
+            columns = PLACE if name in ("bins", "rejects") else PLACE[1:]
             places = {path: place(path) for path in paths}
             taken = {row[0] for row in connection.execute(f"DESCRIBE FROM {_read(paths)}").fetchall()}
             view = parquet_view(places, _NUMBERS.get(name, "number"), columns, taken)

@@ -32,7 +32,9 @@ def test_rows_are_numbered_by_file_under_the_name_of_the_table(
     sql = f"SELECT shard, {number}, value FROM {table} ORDER BY value"  # noqa: S608 - names of this test
     answer = run_query(sql, {table: files}, {})
     columns = run_query(f"FROM {table} LIMIT 0", {table: files}, {}).columns
-    assert columns[-4:] == ("shard", number, "value", "more") and ("dataset" in columns) == (table == "bins")
+    assert columns[-4:] == ("shard", number, "value", "more") and ("dataset" in columns) == (
+        table in ("bins", "rejects")
+    )
     assert answer.columns == ("shard", number, "value")
     assert answer.rows == (("it's.parquet", 0, 10), ("it's.parquet", 1, 11), ("two [1].parquet", 0, 20))
     assert not answer.more
