@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Domain:
         validate_files: check loose files; takes the files, `file` or `folder`, and the path that the user gave.
         inspect: return numbers and some rows; takes the output, rows to show, the first row, a tokenizer's folder.
         query: return the tables of a query.
+        published: names at the top of an output folder, which lead into its latest run.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Domain:
     inspect: Callable[[Outputs, int, int, Path | None], Inspection]
     query: Callable[[Outputs], Tables]
     is_remote: bool = False
+    published: Collection[str] = ()
 
 
 def _in_folder(
@@ -94,19 +96,23 @@ _NO_COLUMNS: frozenset[str] = frozenset()
 PACKED = Domain(
     "packed bins", sft.FLOW, _is_packed, _PACKED_COLUMNS, lambda run: find_shards(run.folder),
     validate_packed, validate_shards, inspect_packed, query_packed, is_remote=True,
+    published=sft.PUBLISHED,
 )  # fmt: skip
 DOCUMENTS = Domain(
     "sampled documents", corpus.FLOW, _never, frozenset(corpus.OWN_COLUMNS),
     lambda run: [file for file in run.outputs(ending=PARQUET) if file.parent == run.folder],
     _in_folder(validate_sample), validate_documents, inspect_documents, query_documents,
+    published=corpus.PUBLISHED,
 )  # fmt: skip
 TOKENIZER = Domain(
     "tokenizer", tokenizer.FLOW, _is_tokenizer, _NO_COLUMNS, lambda run: run.outputs(ending=f"/{TOKENIZER_FILE}"),
     _in_folder(validate_tokenizer), validate_tokenizers, inspect_tokenizer, query_tokenizer,
+    published=tokenizer.PUBLISHED,
 )  # fmt: skip
 PROBES = Domain(
     "probe rows", probes.FLOW, _is_records, _NO_COLUMNS, lambda run: run.outputs(ending=probes.SHARD_SUFFIX),
     _in_folder(validate_probes), validate_records, inspect_probes, query_probes,
+    published=probes.PUBLISHED,
 )  # fmt: skip
 REJECTED = Domain(
     "rejected rows", None, _never, _REJECT_COLUMNS, lambda run: run.outputs(REJECTS),

@@ -60,8 +60,8 @@ def query_path(
 
     The tables are `bins`, `measurements` or `documents`, by kind of output, and `rejects` if rows were rejected.
     Their first columns say where a row is: `dataset` (of bins and rejects), `split`, `path` in the run or folder,
-    `shard` (the last part of it) and `bin`, `record`, `document` or `reject`, its number in the shard. A column of the
-    data keeps its name; ours is then `shard_path` and so on. Without ORDER BY, rows come in the order of the files.
+    `shard` (the last part of it) and `bin`, `record`, `document` or `reject`, its number in the shard. A column of
+    the data keeps its name; ours is then `shard_path` and so on. Without ORDER BY, rows come in file order.
 
     Args:
         most: most rows to return; `None` for all.

@@ -11,7 +11,7 @@ from schemas.verdict import Fault, Verdict
 from tasks.outputs.domains import PACKED, REJECTED
 from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
-from tasks.run.find import Found, Kind, find, find_uri, local_path
+from tasks.run.find import Found, Kind, copied_names, find, find_uri, local_path
 from tasks.run.history import published_faults
 from tasks.run.receipts import Verify
 from tasks.sft.shards.remote import all_uri_shards
@@ -88,12 +88,14 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
     faults += [_fault(error) for error in published_faults(folder, manifest, level)]
     counts = {"files": len(manifest.outputs)}
     try:
-        validate = domain_of(found).validate_run
+        domain = domain_of(found)
     except ConfigError as error:
         faults.append(_fault(error, "flow"))
     else:
-        if validate is not None:
-            verdict = validate(found, manifest, full)
+        for name in copied_names(found, domain.published):
+            faults += [_fault(error) for error in published_faults(found.named, manifest, level, below=name)]
+        if domain.validate_run is not None:
+            verdict = domain.validate_run(found, manifest, full)
             counts |= verdict.counts
             faults += verdict.faults
     return Verdict(path=str(folder), kind="run", counts=counts, faults=tuple(faults))

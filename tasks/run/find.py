@@ -22,6 +22,7 @@ from schemas.errors import ConfigError, InputError, IntegrityError
 from schemas.run import RunManifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.storage.listing import matches
+from tasks.storage.names import link_target
 from tasks.storage.reading import read_bytes
 from tasks.storage.remote import store_at
 from tasks.storage.store import LOCAL, Entry, Store, read_stored
@@ -240,6 +241,23 @@ def _refuse_run_below(names: Iterable[tuple[str, str]], where: str) -> None:
                 code="run_below",
                 where=where,
             )
+
+
+def copied_names(found: Found[Any], names: Iterable[str]) -> list[str]:
+    """List which names at the top of an output folder are copies of the run's files instead of links to them.
+
+    None are unless an output folder was named; `cp -rL` and object stores make such copies.
+
+    Raises:
+        InputError: `unreadable`.
+    """
+    local = isinstance(found.named, Path)
+    files: _Files = _Disk() if local else _Remote(store_at(found.named)[0])
+    root = str(found.named) if local else store_at(found.named)[1].rstrip("/")
+    if files.kind(f"{root}/{MARKER}") != "file":
+        return []
+    linked = {name for name in names if local and link_target(found.named / name) is not None}
+    return [name for name in names if name not in linked and files.kind(f"{root}/{name}") is not None]
 
 
 def is_file(location: str | os.PathLike[str]) -> bool:

@@ -39,22 +39,28 @@ def read_manifest(folder: Path) -> RunManifest:
         ) from error
 
 
-def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) -> Iterator[IntegrityError]:
+def published_faults(
+    folder: Path | str, manifest: RunManifest, verify: Verify, below: str = ""
+) -> Iterator[IntegrityError]:
     """Yield an error for every output that is missing or has another size (or digest), and every wrong link.
 
     In a copy of a run links may have become files, as `cp -rL` and object stores make of them: what they hold counts.
 
     Args:
         folder: the run's folder, or its URI (text).
+        below: take only what is published under this name at the top of the folder.
     """
     for record in manifest.outputs:
-        yield from _faults(folder, record, verify)
+        if _is_below(record.path, below):
+            yield from _faults(folder, record, verify)
     files: dict[str, list[FileRecord]] = defaultdict(list)
     for record in manifest.outputs:
         # A link leads to a file, or to the folder of a memmap shard.
         for place in (record.path, posixpath.dirname(record.path)):
             files[place].append(record)
     for name, target in manifest.links.items():
+        if not _is_below(name, below):
+            continue
         found = link_target(folder / name) if isinstance(folder, Path) else None
         original = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
         copies = [
@@ -62,7 +68,12 @@ def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) 
             for record in files[original]
             if found is None
         ]
-        if found == target or (copies and not any(_faults(folder, copy, verify) for copy in copies)):
+        if found == target:
+            continue
+        faults = [fault for copy in copies for fault in _faults(folder, copy, verify)]
+        # Nothing is there if each file of the copy is missing.
+        if copies and [fault.code for fault in faults] != ["missing_output"] * len(copies):
+            yield from faults
             continue
         yield IntegrityError(
             f"this should be a link to {target!r}, or a copy of what is there; run the flow again, or copy the run "
@@ -70,6 +81,10 @@ def published_faults(folder: Path | str, manifest: RunManifest, verify: Verify) 
             code="missing_output",
             where=str(folder / name) if isinstance(folder, Path) else f"{folder}/{name}",
         )
+
+
+def _is_below(name: str, top: str) -> bool:
+    return not top or name == top or name.startswith(f"{top}/")
 
 
 def _faults(folder: Path | str, record: FileRecord, verify: Verify) -> list[IntegrityError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from support import chat, config_of, mill_serially, write_jsonl
 
 from flows.cli.main import main
 from schemas.errors import ConfigError, InputError
+from schemas.run import FileRecord, RunManifest
 from tasks.outputs.validate import validate_path
+from tasks.run.history import published_faults, read_manifest
+from tasks.run.receipts import Verify
 from tasks.sft.datasets import BlendedDataset, PackedParquetDataset, create_sft_dataset
 from tasks.sft.shards.find import find_shards
 from tasks.sft.shards.remote import find_uri_shards
@@ -189,7 +193,8 @@ def damaged(path: Path, how: str) -> None:
     if how == "cut":
         path.write_bytes(content[:-1])
     elif how == "changed":
-        path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     else:
         path.unlink()
 
@@ -208,6 +213,67 @@ def test_damage_in_a_copy_is_found(how: str, place: str, scheme: str, output: Pa
     assert str(victim) in {fault.where.removeprefix("file://") for fault in verdict.errors}
     # A quick look compares sizes.
     assert validate_path(where, full=False).ok == (how == "changed")
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "lost"])
+@pytest.mark.parametrize("scheme", ["", "local://"])
+def test_damage_at_the_top_of_a_copied_output_folder_is_found(
+    how: str, scheme: str, output: Path, tmp_path: Path
+) -> None:
+    """A trainer opens `splits/train` there, which in a copy is not the one in `latest`."""
+    copy = Path(shutil.copytree(output, tmp_path / "copy"))
+    victims = [min((copy / "splits" / "train").iterdir())]
+    if how != "lost":  # as if it had not been copied, which is no fault
+        victims.append(copy / "blend.json")
+    for victim in victims:
+        damaged(victim, how)
+    verdict = validate_path(f"{scheme}{copy}")
+    assert [fault.where.rpartition("://")[2] for fault in verdict.errors] == [
+        str(victim) for victim in sorted(victims)
+    ]
+    code = "missing_output" if how == "lost" else "changed_output"
+    assert {fault.rule for fault in verdict.errors} == {code}
+    assert validate_path(f"{scheme}{copy}", full=False).ok == (how == "changed")
+    shutil.rmtree(copy / "splits")
+    (copy / "blend.json").unlink()
+    assert validate_path(f"{scheme}{copy}").ok
+
+
+def test_a_copied_link_says_what_is_wrong_with_the_copy(output: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree((output / "latest").resolve(), tmp_path / "copy"))
+    cut, lost, linked = sorted((copy / "splits" / "train").iterdir())[:3]
+    size = cut.stat().st_size
+    damaged(cut, "cut")
+    lost.unlink()
+    linked.unlink()
+    linked.symlink_to("elsewhere")
+    manifest = read_manifest(copy)
+    faults = {Path(error.where).name: error for error in published_faults(copy, manifest, Verify.SHA256)}
+    assert set(faults) == {cut.name, lost.name, linked.name}
+    assert faults[cut.name].code == "changed_output"
+    assert f"expected {size:,} bytes, found {size - 1:,}" in faults[cut.name].message
+    for name in (lost.name, linked.name):
+        assert faults[name].code == "missing_output" and "should be a link" in faults[name].message
+
+
+def test_a_copied_memmap_shard_says_which_array_is_missing(tmp_path: Path) -> None:
+    run, arrays = tmp_path / "run", ("input_ids.npy", "loss_mask.npy")
+    for name in arrays:
+        for folder in ("datasets/a/s", "splits/train/0__s"):
+            (run / folder).mkdir(parents=True, exist_ok=True)
+            (run / folder / name).write_bytes(b"data")
+    digest = hashlib.sha256(b"data").hexdigest()
+    manifest = RunManifest.model_construct(
+        outputs=tuple(FileRecord(path=f"datasets/a/s/{name}", bytes=4, sha256=digest) for name in arrays),
+        links={"splits/train/0__s": "../../datasets/a/s"},
+    )
+    assert list(published_faults(run, manifest, Verify.SHA256)) == []
+    (run / "splits/train/0__s" / arrays[1]).unlink()
+    [fault] = published_faults(run, manifest, Verify.SHA256)
+    assert (fault.code, fault.where) == ("missing_output", str(run / "splits/train/0__s" / arrays[1]))
+    shutil.rmtree(run / "splits")
+    [fault] = published_faults(run, manifest, Verify.SHA256)
+    assert fault.where == str(run / "splits/train/0__s") and "should be a link" in fault.message
 
 
 def test_what_cannot_be_validated_behind_a_uri_says_so(tmp_path: Path, small_tokenizer: Path) -> None:
