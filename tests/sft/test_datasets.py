@@ -121,6 +121,7 @@ class TestContract:
         }
         for value in item.values():
             assert value.base is not None and not value.flags.writeable
+        assert not any(value.flags.writeable for value in make()[-1].values())
 
     def test_items_compare_as_lists_do(self, make: Make) -> None:
         one, other = make(), make()

@@ -91,6 +91,7 @@ class SftDataset(ABC):
         ids, boundaries, mask = self.drawn(number, epoch)
         if is_padding:
             mask = np.zeros_like(mask)
+            mask.flags.writeable = False
         return {"input_ids": ids, "seq_boundaries": boundaries, "loss_mask": mask}
 
     def set_epoch(self, epoch: int) -> None:
