@@ -170,7 +170,7 @@ def _convert(source: Path, target: Path, storage: StorageConfig, name: str, to: 
                 writer.write_block(bins)
                 tokens += len(bins.input_ids)
             writer.finalize()
-        return ConvertedShard(name, to, shard.num_bins, tokens, _bytes(source), _bytes(target))
+        return ConvertedShard(name, to, shard.num_bins, tokens, stored_bytes(source), stored_bytes(target))
 
 
 def _checked_blocks(shard: Shard, row_group_size: int) -> Iterator[Bins]:
@@ -204,7 +204,3 @@ def _bins(raw: RawBins) -> Bins:
         raw.starts.astype(np.int32, copy=False),
         raw.starts_offsets,
     )
-
-
-def _bytes(path: Path) -> int:
-    return stored_bytes(path)

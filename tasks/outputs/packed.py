@@ -109,7 +109,9 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
             text = plain(value) if type(value) is int else str(value)
             about.setdefault(name, set()).add("not recorded" if value is None else text)
         done = counts.totals - before
-        shards.append((outputs.name(path), *(count(done[name]) for name in _TOTALS), size(_bytes(path))))
+        shards.append(
+            (outputs.name(path), *(count(done[name]) for name in _TOTALS), size(stored_bytes(path)))
+        )
     return Inspection(
         path=outputs.path,
         kind=outputs.kind,
@@ -122,10 +124,6 @@ def inspect_packed(outputs: Outputs, rows: int, first: int, tokenizer: Path | No
 
 
 _TOTALS = ("bins", "sequences", "tokens", "trained")
-
-
-def _bytes(path: Path) -> int:
-    return stored_bytes(path)
 
 
 def _facts(counts: _Counts, pack_size: int | None) -> tuple[Fact, ...]:

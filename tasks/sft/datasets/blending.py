@@ -45,8 +45,8 @@ def blend_order(
 
     Args:
         weights: must add up to 1.
-        taken: how often each data set was taken by earlier samples, if the order goes on from there; what it was
-            taken is all there is to know, so a continued order is the same as one in a single stretch.
+        taken: how often each data set was taken by earlier samples, if the order goes on from there. The
+            order depends on these counts alone, so a continued one is the same as one in a single stretch.
 
     Returns:
         int32[num_samples], int64[num_samples].

@@ -53,7 +53,8 @@ class Share:
 
     All ranks have the same number of samples. If the bins do not divide evenly, `pad` adds padding samples (zero
     mask) at the end of the last ranks' epoch, so that every bin is read exactly once; `drop` leaves out the bins at
-    the end of the epoch's order, different ones each epoch.
+    the end of the epoch's order, different ones each epoch. So only with `pad` is every bin read as often as every
+    other over the epochs, plus or minus one.
 
     Raises:
         ConfigError: a field is out of range.

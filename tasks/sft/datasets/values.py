@@ -16,9 +16,9 @@ class Values(np.ndarray[Any, Any]):
     """An array that is equal to a list, a tuple or other `Values` if it has the same values in the same order.
 
     The answer is one `np.bool_`. Against anything else, and in everything else, it is a numpy array, and arithmetic
-    gives a plain one, or a plain number. Whatever numpy makes of it in another way is `Values` too: slices, copies, and
-    the results of `astype`, `sort`, `reshape`, `np.roll` or `np.zeros_like`. So `ids[1:] == ids[:-1]` is one answer, as
-    it is of two lists; for an answer a token, compare a plain array: `np.asarray(ids)`, without a copy.
+    gives a plain one, or a plain number. Whatever numpy makes of it in another way is `Values` too: slices, copies,
+    and the results of `astype`, `sort`, `reshape`, `np.roll` or `np.zeros_like`. So `ids[1:] == ids[:-1]` is one
+    answer, as it is of two lists; for an answer a token, compare a plain array: `np.asarray(ids)`, without a copy.
 
     >>> ids = np.array([7, 8, 9]).view(Values)
     >>> bool(ids == [7, 8, 9]), bool(ids[1:] == [7, 8]), bool(ids != ids.copy())
