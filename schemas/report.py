@@ -86,10 +86,12 @@ class Passage:
 
     Attributes:
         trained: whether its tokens carry loss.
+        ids: its tokens, shown where there is no tokenizer, and so no text.
     """
 
     text: str
     trained: bool
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ _SHOWN_ONLY = {"texts", "upright", "numeric"}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: numbers for what was formatted, and null for what is not a number."""
+    """Return a value as JSON has it: numbers for what was formatted, null for what is not a number, hex for bytes."""
     if isinstance(value, Figure):
         return _plain(value.number)
     if dataclasses.is_dataclass(value):
@@ -77,6 +77,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float):

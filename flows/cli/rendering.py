@@ -103,7 +103,7 @@ def print_sample(console: Console, sample: Sample) -> None:
 def _sequence(sequence: tuple[Passage, ...], coloured: bool) -> Text:
     text = Text()
     for span in sequence:
-        shown = printable(span.text)
+        shown = printable(span.text) or "".join(f"{token} " for token in span.ids)
         if span.trained:
             text.append(shown if coloured else f"{_OPEN}{shown}{_CLOSE}", _TRAINED)
         else:

@@ -196,9 +196,9 @@ def _samples(outputs: Outputs, rows: int, first: int, tokenizer: Path | None) ->
             return
 
 
-def _decoder(tokenizer: Path | None) -> Decode:
+def _decoder(tokenizer: Path | None) -> Decode | None:
     if tokenizer is None:
-        return lambda ids: "".join(f"{token} " for token in ids)
+        return None
     try:
         return load_decoder(tokenizer)
     # The tokenizers library raises bare Exception for files it cannot read.
@@ -211,7 +211,7 @@ def _decoder(tokenizer: Path | None) -> Decode:
         ) from error
 
 
-def _sample(shard: str, number: int, bins: RawBins, place: int, decode: Decode) -> Sample:
+def _sample(shard: str, number: int, bins: RawBins, place: int, decode: Decode | None) -> Sample:
     """Show one bin, cut so that it fits on a few screens."""
     ids, mask, starts = (
         values[offsets[place] : offsets[place + 1]]

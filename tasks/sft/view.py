@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def load_decoder(folder: Path) -> Decode:
 
 
 def passages(
-    input_ids: NDArray[np.integer[Any]], loss_mask: NDArray[np.integer[Any]], decode: Decode
+    input_ids: NDArray[np.integer[Any]], loss_mask: NDArray[np.integer[Any]], decode: Decode | None
 ) -> tuple[Passage, ...]:
     """Decode one sequence to text, cut where training begins or ends.
 
@@ -45,17 +46,24 @@ def passages(
     Args:
         input_ids: ints[n], the sequence.
         loss_mask: ints[n], shifted as in shards: entry j says whether token j + 1 is trained.
+        decode: `None` to show ids instead of text.
 
     >>> letters = lambda ids: "".join(map(chr, ids))
     >>> ids, mask = np.array([97, 98, 99, 100], np.int32), np.array([0, 1, 1, 0], np.uint8)
     >>> [(span.text, span.trained) for span in passages(ids, mask, letters)]
     [('ab', False), ('cd', True)]
+    >>> [(span.ids, span.trained) for span in passages(ids, mask, None)]
+    [((97, 98), False), ((99, 100), True)]
     """
     if not len(input_ids):
         return ()
     trained = np.concatenate(([False], loss_mask[:-1] != 0))
     cuts = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(input_ids)]
     ids = input_ids.tolist()
+    if decode is None:
+        return tuple(
+            Passage("", bool(trained[cut]), tuple(ids[cut:end])) for cut, end in itertools.pairwise(cuts)
+        )
     whole = decode(ids)
     places = [0, *(min(len(decode(ids[:cut])), len(whole)) for cut in cuts[1:-1]), len(whole)]
     return tuple(

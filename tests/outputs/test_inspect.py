@@ -151,8 +151,11 @@ def test_rows_show_trained_text_and_sequence_boundaries(
         untrained = "".join(span["text"] for span in sequence if not span["trained"])
         assert re.match(r"Answer .* \d+ Zürich 🙂\.", trained), trained
         assert "Question" in untrained and "Answer" not in untrained
-    ids = parts(cli, packed, "--rows", 1)["samples"][0]["sequences"][0]
-    assert all(part.isdigit() for span in ids for part in span["text"].split())
+    bare = parts(cli, packed, "--rows", 1)["samples"][0]["sequences"]
+    [row, *_] = pq.read_table(next((packed / "latest/splits/train").iterdir())).to_pylist()
+    assert [token for sequence in bare for span in sequence for token in span["ids"]] == row["input_ids"]
+    assert {span["text"] for sequence in bare for span in sequence} == {""}
+    assert str(row["input_ids"][0]) in cli("inspect", packed, "--rows", 1).out
 
 
 def test_rows_run_on_from_shard_to_shard(tmp_path: Path) -> None:
@@ -166,9 +169,9 @@ def test_rows_run_on_from_shard_to_shard(tmp_path: Path) -> None:
         )
         pq.write_table(bins, tmp_path / f"{name}.parquet")
     shown = inspect_path(tmp_path, rows=2, first=1).samples
-    assert [[span.text for span in sample.sequences[0]] for sample in shown] == [
-        ["11 ", "10 "],
-        ["20 ", "20 "],
+    assert [[span.ids for span in sample.sequences[0]] for sample in shown] == [
+        [(11,), (10,)],
+        [(20,), (20,)],
     ]
     with pytest.raises(
         ConfigError, match="4 is beyond the end of these packed bins; allowed: 0 to 3"
@@ -185,8 +188,8 @@ def test_other_formats_and_tools(cli: Cli, tmp_path: Path) -> None:
         found, "Metadata of the shards"
     )
     [shown] = found["samples"]
-    texts = [[(span["text"], span["trained"]) for span in sequence] for sequence in shown["sequences"]]
-    assert texts == [[("5 6 ", False)], [("7 ", False)]]
+    found = [[(span["ids"], span["trained"]) for span in sequence] for sequence in shown["sequences"]]
+    assert found == [[([5, 6], False)], [([7], False)]]
     assert parts(cli, tmp_path, "--sql", "SELECT bin, len(input_ids) FROM bins")["rows"] == [[0, 3], [1, 0]]
 
 
@@ -349,11 +352,14 @@ def test_json_has_numbers_and_nothing_that_is_not_one(
         found["samples"] = [shown["facts"] for shown in found["samples"]]
         assert [text for text in texts(found) if formatted.fullmatch(text)] == []
     rows = (
-        (float("nan"), float("inf"), Decimal("1.50"), Decimal(3), 10**30, [float("nan")], date(2026, 1, 2)),
-    )
-    print_answer(Answer(tuple("abcdefg"), rows, False), as_json=True)
+        (
+            float("nan"), float("inf"), Decimal("1.50"), Decimal(3), 10**30, [float("nan")], date(2026, 1, 2),
+            b"ab\xff",
+        ),
+    )  # fmt: skip
+    print_answer(Answer(tuple("abcdefgh"), rows, False), as_json=True)
     answer = json.loads(capsys.readouterr().out, parse_constant=refused)
-    assert answer["rows"] == [[None, None, 1.5, 3, 10**30, [None], "2026-01-02"]]
+    assert answer["rows"] == [[None, None, 1.5, 3, 10**30, [None], "2026-01-02", "6162ff"]]
 
 
 def test_a_uri_cannot_be_inspected_yet(tmp_path: Path) -> None:
