@@ -14,7 +14,8 @@ from tasks.outputs.rejects import check_ledger
 from tasks.run.find import Found, Kind, copied_names, find, find_uri, local_path
 from tasks.run.history import published_faults
 from tasks.run.receipts import Verify
-from tasks.sft.shards.remote import all_uri_shards
+from tasks.sft.shards.find import run_shards
+from tasks.sft.shards.remote import all_uri_shards, only_parquet
 from tasks.storage.listing import is_pattern
 
 
@@ -51,7 +52,7 @@ def _validate_uri(uri: str, full: bool) -> Verdict:
                 code="remote_input",
                 where=uri,
             )
-        all_uri_shards(uri)  # raises if they are not Parquet
+        only_parquet(run_shards(found), uri)
     return _validate_run(found, full)
 
 

@@ -33,20 +33,25 @@ def _all(uri: str, split: str | None) -> tuple[list[str], str | None]:
     """Return the shards and, if it is a folder, the folder that has them; a run has one split's if that is given."""
     if is_pattern(uri):
         store, pattern = store_at(uri)
-        return _parquet([store.uri(path) for path in glob(pattern, store)], uri), None
+        return only_parquet([store.uri(path) for path in glob(pattern, store)], uri), None
     found = find_uri(uri)
     if found.kind is Kind.FILE:
-        return _parquet([uri], uri), None
+        return only_parquet([uri], uri), None
     if found.is_run:
-        return _parquet(run_shards(found, split), uri), found.folder
-    return _parquet([found.at(name) for name in names_below(uri)], uri), found.folder
+        return only_parquet(run_shards(found, split), uri), found.folder
+    return only_parquet([found.at(name) for name in names_below(uri)], uri), found.folder
 
 
 def _below(shards: list[str], folder: str) -> list[list[str]]:
     return [shard.removeprefix(folder).split("/") for shard in shards]
 
 
-def _parquet(uris: list[str], where: str) -> list[str]:
+def only_parquet(uris: list[str], where: str) -> list[str]:
+    """Return the Parquet files of some shards.
+
+    Raises:
+        ConfigError: `missing_path`: there are none, as only they can be read behind a URI.
+    """
     shards = [uri for uri in uris if uri.endswith(".parquet")]
     if not shards:
         raise ConfigError(
