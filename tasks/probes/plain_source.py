@@ -11,6 +11,7 @@ import datetime
 import decimal
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -77,11 +78,10 @@ def _plain(number: int, row: _Row, config: BuildProbeRowsConfig) -> tuple[Any, .
     place, reply, time, src, dst, version, rtt = row
     unit = "s" if config.format is MeasurementFormat.ATLAS else config.event_time_unit
     try:
-        # A float that is not a number stands for a missing version.
-        if version is None or version != version or version == "nan":
-            version = 6 if ":" in dst else 4
         micros = _micros(time, _PER_SECOND[unit] if unit else 0)
-        family = int(float(version))
+        stated = math.nan if version is None else float(version)
+        # A float that is not a number, or its text in any spelling, stands for a missing version.
+        family = (6 if ":" in dst else 4) if math.isnan(stated) else int(stated)
         if not 0 <= micros < END_TIME_S * 10**6 or family not in (4, 6):
             return None
         return number, place, reply, micros, str(src), str(dst), family, float(rtt)

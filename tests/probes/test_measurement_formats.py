@@ -232,6 +232,20 @@ def test_values_in_parquet_columns_of_text_and_doubles(tmp_path: Path) -> None:
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+def csv_of(*rows: dict[str, Any]) -> bytes:
+    """CSV of good measurements, changed by `rows`; times as text."""
+    entries = [row(event_time="2020-09-08T00:00:00") | change for change in rows]
+    return "\n".join([",".join(entries[0]), *(",".join(map(str, e.values())) for e in entries), ""]).encode()
+
+
+@pytest.mark.parametrize("version", ["NaN", "-nan", "+NAN", "nan", ""])
+def test_a_version_that_is_not_a_number_is_missing(tmp_path: Path, version: str) -> None:
+    (tmp_path / "a.csv").write_bytes(csv_of({}, {"ip_version": version}))
+    manifest, _ = build_serially(config_of(tmp_path / "a.csv", tmp_path / "out", **ONE))
+    assert (manifest.ledger.rows_used, manifest.ledger.rejected) == (2, {})
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
