@@ -190,7 +190,8 @@ def _text_times(texts: pa.StringArray, unit: TimeUnit | None) -> tuple[pa.Array,
     kinds: list[tuple[str, Callable[[pa.StringArray], pa.Array]]] = [(_ISO, _iso_times)]
     if unit is not None:
         kinds += [
-            (_WHOLE, lambda found: _numeric_times(found.cast(pa.int64()), unit)),
+            # Arrow's integers have no plus sign.
+            (_WHOLE, lambda found: _numeric_times(pc.utf8_ltrim(found, "+").cast(pa.int64()), unit)),
             (_NUMBER, lambda found: _numeric_times(found.cast(pa.float64()), unit)),
         ]
     for pattern, convert in kinds:
