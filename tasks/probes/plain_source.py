@@ -174,17 +174,23 @@ def _csv(segment: Segment, names: Sequence[str | None]) -> Iterator[_Row]:
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     texts = (decoder.decode(chunk, final=not chunk) for chunk in chain(text_chunks(segment), [b""]))
     source = io.BufferedReader(_Stream(text.encode() for text in texts if text))
+    wanted = [name for name in names if name is not None]
     try:
         with pa.csv.open_csv(
             source,
             pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-            pa.csv.ConvertOptions(column_types={name: pa.string() for name in names if name is not None}),
+            # Not the other columns: Arrow would infer their types, and stop where a later block has another.
+            pa.csv.ConvertOptions(
+                include_columns=wanted,
+                include_missing_columns=True,
+                column_types=dict.fromkeys(wanted, pa.string()),
+            ),
         ) as reader:
             row = passed = 0
             for batch in reader:
                 columns = [
-                    batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+                    [None] * batch.num_rows if name is None else batch.column(name).to_pylist()
                     for name in names
                 ]
                 for values in zip(*columns, strict=True):

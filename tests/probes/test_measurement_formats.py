@@ -248,6 +248,18 @@ def test_a_version_that_is_not_a_number_is_missing(tmp_path: Path, version: str)
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+@pytest.mark.parametrize("note", ["text", "1.5", "\xe9"])
+def test_the_proof_does_not_look_at_columns_that_nobody_reads(
+    tmp_path: Path, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the last block of the file shows that the column is text.
+    monkeypatch.setattr("tasks.probes.plain_source._BLOCK_BYTES", 4096)
+    (tmp_path / "a.csv").write_bytes(csv_of(*[{"note": 7}] * 300, {"note": note}))
+    manifest, _ = build_serially(config_of(tmp_path / "a.csv", tmp_path / "out", **ONE))
+    assert manifest.ledger.rows_used == 301
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
