@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from schemas.errors import WorkError
+from schemas.errors import GristmillError, WorkError
 from schemas.probes import BuildProbeRowsConfig, MeasurementFormat
 from tasks.probes.identity import format_of
 from tasks.probes.plain_source import PLAIN_SCHEMA, plain_batches
@@ -78,12 +78,13 @@ def compare(
 
     Raises:
         WorkError: DuckDB cannot read the source.
-        InputError: a text file cannot be read.
+        GristmillError: a text file or a record cannot be read.
     """
     # Imported here, because runs import this module and do not need DuckDB.
     import duckdb
 
-    reader = pa.RecordBatchReader.from_batches(_SCHEMA, _blocks(records))
+    failed: list[GristmillError] = []
+    reader = pa.RecordBatchReader.from_batches(_SCHEMA, _noting(_blocks(records), failed))
     with scratch_folder("gristmill-") as scratch, duckdb.connect() as connection:
         links = _linked(config, identity, scratch)
         connection.execute(f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false")
@@ -96,7 +97,7 @@ def compare(
             queries = [*parts.values()]
             rest = [number for number in range(len(identity.sources[0].files)) if number not in parts]
             if rest:
-                plain = plain_batches(config, identity.sources[0].files, rest)
+                plain = _noting(plain_batches(config, identity.sources[0].files, rest), failed)
                 connection.register("plain", pa.RecordBatchReader.from_batches(PLAIN_SCHEMA, plain))
                 queries.append("SELECT * FROM plain")
             connection.execute(f"CREATE TEMP VIEW source AS {' UNION ALL '.join(queries)}")
@@ -107,6 +108,8 @@ def compare(
             connection.execute(f"CREATE TEMP TABLE difference AS {query}")
             return list(_described(connection))
         except duckdb.Error as error:
+            if failed:
+                raise failed[0] from error
             raise WorkError(f"DuckDB cannot compare the source: {error}", code="proof") from error
 
 
@@ -187,6 +190,15 @@ def _blocks(records: Iterable[tuple[str, pa.RecordBatch]]) -> Iterator[pa.Record
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
             held, rows = [], 0
     yield from held
+
+
+def _noting(batches: Iterator[pa.RecordBatch], failed: list[GristmillError]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and note the error that ends them: DuckDB makes text of it, with its traceback."""
+    try:
+        yield from batches
+    except GristmillError as error:
+        failed.append(error)
+        raise
 
 
 def _described(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:

@@ -260,6 +260,20 @@ def test_the_proof_does_not_look_at_columns_that_nobody_reads(
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+def test_an_error_of_the_proof_is_told_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise InputError("the disk says no", code="unreadable", where="a.csv")
+        yield
+
+    (tmp_path / "a.csv").write_bytes(csv_of({}))
+    manifest, _ = build_serially(config_of(tmp_path / "a.csv", tmp_path / "out", **ONE))
+    monkeypatch.setattr("tasks.probes.proof.plain_batches", fail)
+    [fault] = validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults
+    assert (fault.rule, fault.detail) == ("proof", "the contents could not be proved: the disk says no")
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
