@@ -84,6 +84,8 @@ def _plain(number: int, row: _Row, config: BuildProbeRowsConfig) -> tuple[Any, .
         family = (6 if ":" in dst else 4) if math.isnan(stated) else int(stated)
         if not 0 <= micros < END_TIME_S * 10**6 or family not in (4, 6):
             return None
+        # Half of a UTF-16 pair is an error here; DuckDB would stop at it.
+        f"{src}{dst}".encode()
         return number, place, reply, micros, str(src), str(dst), family, float(rtt)
     except (TypeError, ValueError, OverflowError):
         return None

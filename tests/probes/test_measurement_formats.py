@@ -274,6 +274,17 @@ def test_an_error_of_the_proof_is_told_in_its_own_words(
     assert (fault.rule, fault.detail) == ("proof", "the contents could not be proved: the disk says no")
 
 
+@pytest.mark.parametrize("column", ["src_addr", "dst_addr", "event_time", "rtt"])
+def test_half_a_character_is_a_rejected_row_for_the_proof_too(tmp_path: Path, column: str) -> None:
+    good = row(event_time=START.isoformat())
+    lines = [json.dumps(entry) for entry in (good, {**good, column: "\ud800"}, good)]
+    (tmp_path / "a.ndjson").write_text("\n".join(lines))
+    config = config_of(tmp_path / "a.ndjson", tmp_path / "out", max_reject_fraction=1.0, **ONE)
+    manifest, _ = build_serially(config)
+    assert (manifest.ledger.rows_used, sum(manifest.ledger.rejected.values())) == (2, 1)
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
