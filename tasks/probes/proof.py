@@ -20,7 +20,7 @@ from tasks.probes.plain_source import PLAIN_SCHEMA, plain_batches
 from tasks.probes.rows.pieces import Reading
 from tasks.run.identity import Identity, Source
 from tasks.storage.names import make_link, scratch_folder
-from tasks.storage.parquet import read_table
+from tasks.storage.parquet import open_parquet, read_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -126,9 +126,13 @@ def _linked(config: BuildProbeRowsConfig, identity: Identity[Source], scratch: P
 def _parquet_query(
     connection: duckdb.DuckDBPyConnection, number: int, path: Path, reading: Reading
 ) -> str | None:
-    """Return the SQL that reads a file, or `None` for types that it cannot read."""
+    """Return the SQL that reads a file, or `None` for types or names that it cannot read."""
     described = connection.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()  # noqa: S608
     types = {name: kind for name, kind, *_ in described}
+    with open_parquet(path) as file:
+        # DuckDB gives other names to columns whose names differ only in case.
+        if [*types] != file.schema_arrow.names:
+            return None
     time, src, dst, version, rtt = (name if name in types else None for name in reading.columns)
     if (
         not types[str(time)].startswith(_TIMES)

@@ -285,6 +285,16 @@ def test_half_a_character_is_a_rejected_row_for_the_proof_too(tmp_path: Path, co
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+@pytest.mark.parametrize("extra", ["RTT", "Ip_Version", "IP_VERSION_1"])
+def test_columns_may_differ_in_case_only(tmp_path: Path, extra: str) -> None:
+    given = pa.Table.from_pylist([row(), row(rtt=3.0)], schema=SCHEMA)
+    pq.write_table(given.add_column(0, extra, pa.array([6.0, 6.0])), tmp_path / "a.parquet")
+    manifest, _ = build_serially(config_of(tmp_path / "a.parquet", tmp_path / "out", **ONE))
+    [record] = records(tmp_path / "out" / "latest")
+    assert [m["rtt"] for m in record["measurements"]] == [12.5, 3.0]
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
