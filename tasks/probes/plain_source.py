@@ -248,19 +248,23 @@ def _results(results: _Objects, source: str) -> Iterator[_Row]:
     for row, result in results:
         if str(result.get("type") or result.get("msm_name") or "ping").lower() != "ping":
             continue
-        replies = result.get("result")
+        listed = result.get("result")
+        replies = [
+            reply if isinstance(reply, dict) else {} for reply in (listed if isinstance(listed, list) else [])
+        ]
         target = result.get("dst_addr") or result.get("addr")
         probe = result.get(source) or result.get(older.get(source, ""))
-        for number, reply in enumerate(replies if isinstance(replies, list) else [], start=1):
-            if not isinstance(reply, dict):
-                continue
-            own = (reply.get("src_addr") or reply.get("srcaddr")) if source == "src_addr" else None
+        own = [
+            (reply.get("src_addr") or reply.get("srcaddr")) if source in older else None for reply in replies
+        ]
+        probe = probe or next(filter(None, own), None)
+        for number, (reply, address) in enumerate(zip(replies, own, strict=True), start=1):
             failed = None if "rtt" not in reply and "x" not in reply and "error" not in reply else -1.0
             yield (
                 row,
                 number,
                 result.get("timestamp"),
-                own or probe,
+                address or probe,
                 target,
                 result.get("af"),
                 reply.get("rtt", failed),

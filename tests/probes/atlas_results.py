@@ -43,9 +43,9 @@ def ping(number: int, rng: random.Random) -> dict[str, Any]:
 
 
 def fifty() -> list[dict[str, Any]]:
-    """Forty-four pings, and six results of the kinds that also occur."""
+    """Forty-two pings, and eight results of the kinds that also occur."""
     rng = random.Random(50)
-    results = [ping(number, rng) for number in range(44)]
+    results = [ping(number, rng) for number in range(42)]
     unresolved = {**ping(44, rng), "result": [{"error": "dns resolution failed: non-recoverable failure"}]}
     del unresolved["dst_addr"], unresolved["src_addr"], unresolved["af"]
     old = {
@@ -59,13 +59,36 @@ def fifty() -> list[dict[str, Any]]:
         "min": 19.9, "msm_id": 1000047, "name": "atlas.example", "prb_id": 165, "rcvd": 3, "sent": 3,
         "size": 56, "timestamp": SECOND - 2000,
     }  # fmt: skip
+    # Nothing came back, and only the first packet names the probe.
+    lost = {
+        "addr": "178.63.78.16", "af": 4, "avg": -1, "dst_addr": None, "from": "62.194.83.50", "fw": 4400,
+        "msm_id": 1000047, "prb_id": 165, "rcvd": 0, "sent": 3, "timestamp": SECOND - 500, "type": "ping",
+        "result": [{"x": "*", "srcaddr": "192.168.1.101"}, {"x": "*"}, {"x": "*"}],
+    }  # fmt: skip
+    # The probe got another address between two packets.
+    moved = {
+        **lost, "dst_addr": "178.63.78.16", "timestamp": SECOND - 400,
+        "result": [{"late": 1}, {"x": "*", "src_addr": "192.168.1.103"}, {"rtt": 9.5, "src_addr": "192.168.1.104"}],
+    }  # fmt: skip
     trace = {
         **ping(47, rng), "type": "traceroute", "msm_name": "Traceroute", "paris_id": 3,
         "result": [{"hop": 1, "result": [{"from": "192.168.10.1", "rtt": 0.9, "size": 68, "ttl": 64}]}],
     }  # fmt: skip
     wrong_family = {**ping(48, rng), "af": 6, "src_addr": "192.0.2.9", "dst_addr": "203.119.111.139"}
     odd = {**ping(49, rng), "result": [{"rtt": 3.25}, {"late": 2}, {"rtt": "fast"}]}
-    return [*results[:20], unresolved, old, *results[20:30], oldest, trace, wrong_family, odd, *results[30:]]
+    return [
+        *results[:20],
+        unresolved,
+        old,
+        *results[20:30],
+        oldest,
+        trace,
+        wrong_family,
+        odd,
+        *results[30:],
+        lost,
+        moved,
+    ]
 
 
 Measurement = tuple[datetime.datetime, str, int, float]
@@ -77,7 +100,7 @@ def read_plainly(results: list[dict[str, Any]], source: str = "src_addr") -> dic
     for result in results:
         if result.get("type", "ping") != "ping" or "result" not in result:
             continue
-        target = result["dst_addr"] if "dst_addr" in result else result.get("addr")
+        target = result.get("dst_addr") or result.get("addr")
         if target is None or (":" in target) != (result.get("af", 4) == 6):
             continue
         for reply in result["result"]:
@@ -87,9 +110,9 @@ def read_plainly(results: list[dict[str, Any]], source: str = "src_addr") -> dic
                 rtt = -1.0
             else:
                 continue
-            probe = result[source] if source in result else result["srcaddr"]
-            if source == "src_addr" and "srcaddr" in reply:
-                probe = reply["srcaddr"]
+            named = [{"src_addr": "", **one} for one in (reply, result, *result["result"])]
+            names = [one["src_addr"] or one.get("srcaddr", "") for one in named]
+            probe = result["from"] if source == "from" else next(name for name in names if name)
             time = datetime.datetime.fromtimestamp(result["timestamp"], datetime.UTC).replace(tzinfo=None)
             found.setdefault(probe, []).append((time, target, 6 if ":" in target else 4, rtt))
     return {probe: sorted(rows, key=lambda row: row[0]) for probe, rows in found.items()}
@@ -105,6 +128,7 @@ REJECTED = [
     (34, 3, "ip_version"),
     (35, 2, "bad_reply"),
     (35, 3, "bad_rtt"),
+    (49, 1, "bad_reply"),
 ]
 
 

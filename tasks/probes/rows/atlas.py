@@ -5,10 +5,11 @@ The format is described at https://atlas.ripe.net/docs/apis/result-format, for e
 `dst_addr` (`addr`), its family `af`, the time `timestamp` in seconds, and a list `result` with an element for each
 packet. All replies of a result have its time. An element with `rtt` is a reply (also a duplicate, which has
 `dup`); one with `x` was lost and one with `error` failed, so both have the round trip -1. A reply may have a source
-address of its own. Results of firmware 1 have no list, only an average.
+address of its own; if the result has none, the first of these stands for it. Results of firmware 1 have no list,
+only an average.
 
 What cannot be used is a fault: `not_ping`, `no_replies` for the result as a whole, `bad_reply` for an element. A
-result without addresses, such as one whose name was not resolved, is told by its null address in `screening`.
+result without addresses, such as one whose name was not resolved, has a null address, which `screening` rejects.
 """
 
 from __future__ import annotations
@@ -47,17 +48,21 @@ def replies(
         yield 0, RowFault("no_replies", "the result lists no replies")
         return
     time, version = result.get("timestamp"), result.get("af")
-    target = result.get("dst_addr", result.get("addr"))
-    probe = _source(result, source)
+    target = _first(result, "dst_addr", "addr")
+    fields = ("src_addr", "srcaddr") if source == _DEFAULT_SOURCE else ()
+    own = [_first(reply, *fields) if isinstance(reply, dict) else None for reply in listed]
+    probe = _first(result, *(fields or (source,)))
+    if probe is None:
+        probe = next((address for address in own if address is not None), None)
     for number, reply in enumerate(listed, start=1):
         if not isinstance(reply, dict) or not reply.keys() & {"rtt", "x", "error"}:
             yield number, RowFault("bad_reply", f"neither rtt, x nor error: {reply!r}"[:200])
             continue
         rtt = reply.get("rtt", FAILED)
-        own = _source(reply, source) if source == _DEFAULT_SOURCE else None
-        yield number, (time, own or probe, target, version, rtt)
+        address = own[number - 1]
+        yield number, (time, probe if address is None else address, target, version, rtt)
 
 
-def _source(found: Mapping[str, Any], field: str) -> Any:
-    value = found.get(field)
-    return found.get("srcaddr") if value is None and field == _DEFAULT_SOURCE else value
+def _first(found: Mapping[str, Any], *fields: str) -> Any:
+    """Return the first value that is not null."""
+    return next((value for field in fields if (value := found.get(field)) is not None), None)
