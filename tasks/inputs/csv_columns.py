@@ -1,8 +1,8 @@
 """Read CSV as columns of text, for flows that work on columns.
 
-Up to the first quote, lone carriage return or byte that is not UTF-8, a line is a row, and Arrow parses it. From
-there on `csv_rows` does, several times slower: Arrow does not see that quotes do not pair up. Both give the same
-rows, numbers and faults.
+Up to the first quote, lone carriage return, byte that is not UTF-8 or line that may have a field too long for
+`csv_rows`, a line is a row, and Arrow parses it. From there on `csv_rows` does, several times slower: Arrow does not
+see that quotes do not pair up. Both give the same rows, numbers and faults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from tasks.inputs.csv_rows import field_count, header_of, rows_of
+from tasks.inputs.csv_rows import MAX_FIELD, field_count, header_of, rows_of
 from tasks.inputs.readers import OVERLONG, RowFault, text_chunks, text_lines
 from tasks.inputs.segments import Segment
 
@@ -53,7 +53,7 @@ def read_csv_columns(segment: Segment, names: Sequence[str | None]) -> Iterator[
     row = line = 0
     for lines in blocks:
         data = b"\n".join(lines) + b"\n"
-        if OVERLONG in lines or not _is_simple(data):
+        if OVERLONG in lines or max(map(len, lines)) > MAX_FIELD or not _is_simple(data):
             yield from _slowly(segment, names, header, chain([lines], blocks), row, line)
             return
         line += len(lines)
@@ -98,7 +98,8 @@ def _parsed(data: bytes, header: list[str], names: Sequence[str | None], first_r
     wanted = [name for name in names if name in header]
     columns: dict[str, pa.Array] = dict.fromkeys(wanted, pa.array([], pa.string()))
     rows = 0
-    if data.strip():
+    # Not white space: a line of spaces is a row.
+    if data.strip(b"\r\n"):
         table = pa.csv.read_csv(
             pa.BufferReader(data),
             pa.csv.ReadOptions(column_names=header, use_threads=False, block_size=len(data) + 1),

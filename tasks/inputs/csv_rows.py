@@ -2,7 +2,8 @@
 
 Rows count from 0 after the header; blank lines do not count. A row becomes a dict of text by column, `None` for an
 empty field. A row with another number of fields than the header is a `RowFault` under its own number. Quotes that do
-not pair up stop the run: which of the lines after them are rows cannot be known. Bytes that are not UTF-8 become
+not pair up stop the run: which of the lines after them are rows cannot be known; so does a field of more than
+`MAX_FIELD` characters. Bytes that are not UTF-8 become
 `\\xff` in the text.
 """
 
@@ -15,6 +16,9 @@ from itertools import islice
 from schemas.errors import InputError
 from tasks.inputs.readers import BATCH_ROWS, OVERLONG, RawRow, RowFault, text_chunks, text_lines
 from tasks.inputs.segments import Segment
+
+# In characters; it bounds the memory that an open quote takes.
+MAX_FIELD = csv.field_size_limit()
 
 _BOM = "\ufeff"
 
@@ -76,7 +80,6 @@ def _row(header: Sequence[str], fields: list[str]) -> dict[str, str | None] | Ro
 
 def _records(segment: Segment, blocks: Iterator[list[bytes]], line: int = 0) -> Iterator[list[str]]:
     """Yield the fields of each row; `line` lines of the file are before them."""
-    # A quoted field longer than 128 KiB is refused, which bounds the memory that an open quote takes.
     reader = csv.reader(_text(blocks, line == 0), strict=True)
     first = 0
     try:
@@ -85,9 +88,15 @@ def _records(segment: Segment, blocks: Iterator[list[bytes]], line: int = 0) -> 
             if fields:
                 yield fields
     except csv.Error as error:
+        if "field limit" in str(error):
+            why = (
+                f"has a field of more than {MAX_FIELD:,} characters: close its quote or, if the field is really that "
+                "long, remove its column from the file"
+            )
+        else:
+            why = f"is not CSV: {error}; put fields with quotes or line breaks in quotes, and double quotes in them"
         raise InputError(
-            f"the row that starts in line {line + first + 1} is not CSV: {error}; put fields with quotes or line "
-            "breaks in quotes, and double the quotes in them",
+            f"the row that starts in line {line + first + 1} {why}",
             code="bad_csv",
             where=segment.name,
         ) from error

@@ -62,3 +62,33 @@ def test_columns_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.Monke
             seen["rows"] += len(wanted)
             seen["faults"] += sum(isinstance(value, RowFault) for _, value in wanted)
     assert seen["rows"] > 500 and seen["faults"] > 100 and (kind == 0) == (seen["errors"] == 0)
+
+
+def both_ways(path: Path, data: bytes) -> Any:
+    """What both readers find in a file, which is the same."""
+    path.write_bytes(data)
+    given = Segment(str(path), path.name, "csv", 0, -1, 0, len(data))
+    assert by_columns(given) == by_rows(given)
+    return by_columns(given)
+
+
+@pytest.mark.parametrize("chunk", [5, 1_000])
+@pytest.mark.parametrize("blank", ["   ", "\t", "\x0b"])
+def test_a_line_of_white_space_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str, chunk: int
+) -> None:
+    monkeypatch.setattr(readers, "CHUNK_BYTES", chunk)
+    short = RowFault("field_count", "the row has 1 fields, the header has 2")
+    data = f"h,é\r\n{blank}\r\n\n1,2\n{blank}".encode()
+    assert both_ways(tmp_path / "a.csv", data) == [(0, short), (1, ("2", "1")), (2, short)]
+
+
+@pytest.mark.parametrize("note", ["", '"q"'])
+def test_a_field_of_more_than_the_limit_stops(tmp_path: Path, note: str) -> None:
+    most = f"h,é,n\n1,2,{note}\n3,4,{'x' * 131_072}\n"
+    assert both_ways(tmp_path / "a.csv", most.encode()) == [(0, ("2", "1")), (1, ("4", "3"))]
+    said = both_ways(tmp_path / "a.csv", f"{most}5,6,{'x' * 131_073}\n".encode())
+    assert "the row that starts in line 4 has a field of more than 131,072 characters" in said
+    # All of the line counts only if it may be one field.
+    many = ["x" * 100_000] * 2
+    assert both_ways(tmp_path / "a.csv", f"h,é,n\n{','.join(many)},\n".encode()) == [(0, (many[0], many[0]))]

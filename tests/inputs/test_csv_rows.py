@@ -86,7 +86,7 @@ def test_unusual_files(tmp_path: Path, data: bytes, wanted: list[tuple[int, Any]
         (b'a,b\n1,2\n3,"4\n5,6\n7,8\n', 3, "unexpected end of data"),
         (b'a,b\n1,2\n3,"4\n5,6"x,7\n8,9\n', 3, "'\"'"),
         (b"a,b\n1,2\r3,4\n", 2, "new-line character"),
-        (b'a,b\n1,"' + b"x\n" * 100_000 + b'"\n', 2, "field larger than"),
+        (b'a,b\n1,"' + b"x\n" * 100_000 + b'"\n', 2, "a field of more than 131,072 characters"),
     ],
 )
 def test_quotes_that_do_not_pair_up_stop_with_their_line(
