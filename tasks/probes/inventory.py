@@ -215,11 +215,16 @@ def _is_number_or_text(kind: pa.DataType) -> bool:
     return is_number(kind) or is_text(kind)
 
 
+def _is_version(kind: pa.DataType) -> bool:
+    # A writer that knew no version may have given the column no type.
+    return bool(pa.types.is_null(kind)) or _is_number_or_text(kind)
+
+
 _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "event_time": ("a timestamp, text or a number", _is_time),
     "src_addr": ("a string", is_text),
     "dst_addr": ("a string", is_text),
-    "ip_version": ("a number or text", _is_number_or_text),
+    "ip_version": ("a number or text", _is_version),
     "rtt": ("a number or text", _is_number_or_text),
 }
 

@@ -295,6 +295,16 @@ def test_columns_may_differ_in_case_only(tmp_path: Path, extra: str) -> None:
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+def test_a_version_column_without_a_type_is_missing(tmp_path: Path) -> None:
+    entries = [row(), row(src_addr="2001:db8::1", dst_addr="2001:db8::2")]
+    given = pa.Table.from_pylist(entries, schema=SCHEMA).set_column(3, "ip_version", pa.nulls(2))
+    pq.write_table(given, tmp_path / "a.parquet")
+    manifest, _ = build_serially(config_of(tmp_path / "a.parquet", tmp_path / "out", **ONE))
+    found = [m["ip_version"] for r in records(tmp_path / "out" / "latest") for m in r["measurements"]]
+    assert sorted(found) == [4, 6]
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}

@@ -260,6 +260,8 @@ def _addresses(column: pa.Array) -> pa.Array:
 
 
 def _versions(column: pa.Array) -> pa.Array:
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.int8())
     if column.type == pa.int8():
         return column
     if is_text(column.type):
