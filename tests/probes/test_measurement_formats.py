@@ -305,6 +305,21 @@ def test_a_version_column_without_a_type_is_missing(tmp_path: Path) -> None:
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64(), pa.decimal128(5, 2), pa.uint64()])
+def test_versions_and_round_trips_of_any_number_type(tmp_path: Path, kind: pa.DataType) -> None:
+    rows = [row(), row(ip_version=6), row(ip_version=None), row(rtt=8.0)]
+    given = pa.Table.from_pylist(rows, schema=SCHEMA)
+    given = given.set_column(3, "ip_version", given["ip_version"].cast(kind))
+    given = given.set_column(4, "rtt", pa.array([2.0, 4.0, 6.0, 8.0]).cast(kind))
+    pq.write_table(given, tmp_path / "a.parquet")
+    config = config_of(tmp_path / "a.parquet", tmp_path / "out", max_reject_fraction=0.5, **ONE)
+    manifest, _ = build_serially(config)
+    assert manifest.ledger.rejected == {"ip_version": 1}
+    [record] = records(tmp_path / "out" / "latest")
+    assert [(m["ip_version"], m["rtt"]) for m in record["measurements"]] == [(4, 2.0), (4, 6.0), (4, 8.0)]
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}

@@ -268,9 +268,9 @@ def _versions(column: pa.Array) -> pa.Array:
         texts = _texts(column)
         numbers, bad = _doubles(texts)
         column = pc.if_else(pa.array(bad), 0.0, numbers)
-    if pa.types.is_decimal(column.type):
+    if pa.types.is_decimal(column.type) or pa.types.is_floating(column.type):
+        # Arrow compares no float16.
         column = column.cast(pa.float64())
-    if pa.types.is_floating(column.type):
         # NaN is how some tools write a missing number.
         column = pc.if_else(pc.is_nan(column), None, column)
     known = pc.or_(pc.equal(column, pa.scalar(4, column.type)), pc.equal(column, pa.scalar(6, column.type)))
