@@ -152,15 +152,29 @@ def _look_text(file: InputFile, kind: MeasurementFormat, reading: Reading) -> Se
         fault = None if not first or any("prb_id" in row for row in first) else "no RIPE Atlas results"
     elif any({"prb_id", "msm_id"} <= row.keys() for row in first):
         fault = "these are RIPE Atlas results; set format to atlas"
-    else:
-        names: Iterable[str] = csv_header(segment) if kind is MeasurementFormat.CSV else _keys(first)
-        names = list(names)
+    elif kind is MeasurementFormat.CSV:
+        names = csv_header(segment)
         fault = (_names_fault(names, reading) if names else None) or _time_fault(first, reading)
+    else:
+        fault = _objects_fault(segment, reading)
     return segment if fault is None else fault
 
 
-def _keys(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
+def _objects_fault(segment: Segment, reading: Reading) -> str | None:
+    """Return why objects cannot be measurements: none of them has a column, or a time is a number without a unit.
+
+    A row may leave out what it does not know, so this reads on until each column has been seen.
+    """
+    names: dict[str, None] = {}
+    missing = None
+    for batch in read_raw(segment):
+        rows = [value for _, value in batch if isinstance(value, dict)]
+        names |= dict.fromkeys(key for row in rows for key in row)
+        missing = _names_fault([*names], reading) if names else None
+        fault = _time_fault(rows, reading)
+        if fault is not None or (names and missing is None):
+            return fault
+    return missing
 
 
 def column_fault(schema: pa.Schema, reading: Reading) -> str | None:

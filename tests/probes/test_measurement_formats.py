@@ -320,6 +320,20 @@ def test_versions_and_round_trips_of_any_number_type(tmp_path: Path, kind: pa.Da
     assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
 
 
+def test_the_first_rows_of_ndjson_may_lack_a_column(tmp_path: Path) -> None:
+    good = row(event_time=START.isoformat())
+    lost = {name: value for name, value in good.items() if name != "rtt"}
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(to_ndjson([lost] * 600 + [good] * 2_000))
+    config = config_of(path, tmp_path / "out", max_reject_fraction=0.5, **ONE)
+    manifest, _ = build_serially(config)
+    assert (manifest.ledger.rows_used, manifest.ledger.rejected) == (2_000, {"null_rtt": 600})
+    assert validate_probes(tmp_path / "out" / "latest", manifest, full=True).faults == ()
+    path.write_bytes(to_ndjson([lost] * 600))
+    with pytest.raises(InputError, match="no single column rtt"):
+        build_serially(config)
+
+
 def test_text_that_is_not_utf8_is_a_rejected_row(tmp_path: Path) -> None:
     times = pa.array([b"2020-09-08T00:00:00", b"\xff\xfe"]).view(pa.string())
     rest = {name: [row()[name]] * 2 for name in SCHEMA.names[1:4]}
