@@ -134,9 +134,11 @@ class ProbeRowSampler:
             InputError: as `sample`.
         """
         batch = element["measurements"]
-        first = batch["event_time"][:1].view(pa.int64()).to_pylist()
-        # The parts of a probe differ in their first time or their size.
-        row = hashlib.blake2b(f"{element['src_addr']} {first} {len(batch)}".encode(), digest_size=8)
+        # The parts of a probe differ in their measurements; often not in their first time or their size.
+        row = hashlib.blake2b(element["src_addr"].encode(), digest_size=8)
+        for name in ("event_time", "rtt"):
+            row.update(batch[name].to_numpy(zero_copy_only=False).tobytes())
+        row.update(repr([*batch["dst_addr"][:1].to_pylist(), *batch["dst_addr"][-1:].to_pylist()]).encode())
         stream = (int(element.get("epoch", 0)), int.from_bytes(row.digest(), "big"))
         num_contexts = self.num_contexts(np.array([len(batch)], np.int64))
         return self._crops_of(element, self._uniform(num_contexts, [stream], _FLAT_KEY))
