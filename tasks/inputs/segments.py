@@ -70,6 +70,11 @@ class Segment:
     bytes: int
 
 
+def whole_file(file: InputFile, kind: Format) -> Segment:
+    """Return all of a text file as one segment."""
+    return Segment(str(file.path), file.name, kind, 0, -1, 0, file.bytes)
+
+
 def format_of(name: str) -> Format:
     """Return the format that a file name implies.
 
@@ -132,7 +137,7 @@ def cut_text(file: InputFile, kind: Format, part_bytes: int) -> Iterator[Segment
         InputError: `unreadable`: the file cannot be read.
     """
     if kind != "jsonl":
-        yield Segment(str(file.path), file.name, kind, 0, -1, 0, file.bytes)
+        yield whole_file(file, kind)
     elif file.bytes <= part_bytes:
         yield Segment(str(file.path), file.name, kind, 0, file.bytes, 0, file.bytes)
     else:

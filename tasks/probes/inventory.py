@@ -17,15 +17,16 @@ import pyarrow.parquet as pq
 
 from schemas.errors import InputError
 from schemas.probes import INPUT_COLUMNS, BuildProbeRowsConfig, MeasurementFormat
+from tasks.inputs.columns import is_text
 from tasks.inputs.csv_rows import csv_header
 from tasks.inputs.files import InputFile
 from tasks.inputs.json_array import is_array
-from tasks.inputs.segments import Segment, cut_text
+from tasks.inputs.segments import Segment, cut_text, whole_file
 from tasks.inputs.sizing import grouped, part_size
 from tasks.probes.identity import format_of, text_format
 from tasks.probes.rows.pieces import Piece, Reading, RowGroups, TextSegment
 from tasks.probes.rows.reading import read_raw
-from tasks.probes.rows.values import is_number, is_text, looks_like_number, texts_of
+from tasks.probes.rows.values import is_number, looks_like_number, texts_of
 from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
@@ -142,11 +143,9 @@ def _text_fault(file: pq.ParquetFile, reading: Reading) -> str | None:
 
 
 def _look_text(file: InputFile, kind: MeasurementFormat, reading: Reading) -> Segment | str:
-    segment = Segment(str(file.path), file.name, text_format(file.path.name, kind), 0, -1, 0, file.bytes)
+    segment = whole_file(file, text_format(file.path.name, kind))
     if kind is MeasurementFormat.ATLAS and is_array(segment):
-        segment = Segment(
-            str(file.path), file.name, text_format(file.path.name, kind, True), 0, -1, 0, file.bytes
-        )
+        segment = whole_file(file, text_format(file.path.name, kind, True))
     first = [value for _, value in next(read_raw(segment), []) if isinstance(value, dict)]
     if kind is MeasurementFormat.ATLAS:
         fault = None if not first or any("prb_id" in row for row in first) else "no RIPE Atlas results"

@@ -25,7 +25,7 @@ from schemas.probes import END_TIME_S, BuildProbeRowsConfig, MeasurementFormat
 from tasks.inputs.files import InputFile
 from tasks.inputs.json_array import is_array, read_array
 from tasks.inputs.readers import text_chunks
-from tasks.inputs.segments import Segment
+from tasks.inputs.segments import Segment, whole_file
 from tasks.probes.identity import format_of, text_format
 from tasks.storage.parquet import open_parquet, parquet_faults
 
@@ -121,7 +121,7 @@ def _read(config: BuildProbeRowsConfig, file: InputFile) -> Iterator[_Row]:
     names = [columns.event_time, columns.src_addr, columns.dst_addr, columns.ip_version, columns.rtt]
     if kind is MeasurementFormat.PARQUET:
         return _parquet(file, names)
-    segment = Segment(str(file.path), file.name, text_format(file.path.name, kind), 0, -1, 0, file.bytes)
+    segment = whole_file(file, text_format(file.path.name, kind))
     if kind is MeasurementFormat.CSV:
         return _csv(segment, names)
     objects = _array(segment) if kind is MeasurementFormat.ATLAS and is_array(segment) else _lines(segment)

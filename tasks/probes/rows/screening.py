@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.probes import END_RTT_MS, END_TIME_S
+from tasks.probes.rows.values import to_numpy
 
 _END_TIME_US = END_TIME_S * 10**6
 _LISTED_ROWS = 100_000
@@ -64,12 +63,12 @@ def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: N
         src_families, dst_families: int8[entries + 1], see `addresses.families`.
     """
     time, src, dst, version, rtt = rows.columns
-    times = _numpy(time, -1)
-    rtts = _numpy(rtt, float("nan"))
+    times = to_numpy(time, -1)
+    rtts = to_numpy(rtt, float("nan"))
     src_codes, dst_codes = _codes(src), _codes(dst)
     family = dst_families[dst_codes]
     usable = (src_families[src_codes] == family) & (family > 0)
-    versions = _numpy(version, 0)
+    versions = to_numpy(version, 0)
     filled = 0
     if version.null_count:
         unknown = version.is_null().to_numpy(zero_copy_only=False)
@@ -145,12 +144,5 @@ def _texts(column: pa.DictionaryArray) -> list[bytes | None]:
     return texts
 
 
-def _numpy(column: pa.Array, null: Any) -> NDArray[Any]:
-    if column.null_count:
-        column = pc.fill_null(column, null)
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return values
-
-
 def _codes(column: pa.DictionaryArray) -> NDArray[np.int32]:
-    return _numpy(column.indices, len(column.dictionary))
+    return to_numpy(column.indices, len(column.dictionary))

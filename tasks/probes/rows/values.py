@@ -6,8 +6,8 @@
 - addresses: dictionaries, so that each distinct address is examined once for each run.
 - `ip_version`: 4, 6, null, or 0 for any other value. `rtt`: float32 milliseconds.
 
-A time or round trip that cannot be read becomes null, and a fault says why; whether any other row is usable is
-decided afterwards, in `screening`.
+A time or round trip that cannot be read becomes null, and a fault says why, whatever else is wrong with the row;
+whether any other row is usable is decided afterwards, in `screening`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.probes import END_TIME_S, INPUT_COLUMNS, TimeUnit
+from tasks.inputs.columns import is_text
 
 _ADDRESS = pa.dictionary(pa.int32(), pa.string())
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -46,13 +47,6 @@ _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _FLOAT = rf"{_NUMBER}|^(?i:[-+]?(nan|inf|infinity))$"
 _ISO = r"^[1-9]\d{3}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d(:\d\d([.,]\d{1,9})?)?(Z|[-+]\d\d(:?\d\d)?)?$"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of this type are strings, however they are stored."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -162,7 +156,7 @@ def _numeric_times(times: pa.Array, unit: TimeUnit) -> pa.Array:
         return _clipped(micros, _END_US)
     per_second = _PER_SECOND[unit.value]
     # NaN is how some tools write a missing number.
-    seen = _numpy(times.cast(pa.float64()), np.nan)
+    seen = to_numpy(times.cast(pa.float64()), np.nan)
     scaled = seen * (10**6 // per_second) if per_second <= 10**6 else seen / (per_second // 10**6)
     micros = np.clip(np.rint(scaled), -1, _END_US)
     missing = np.isnan(seen)
@@ -174,7 +168,7 @@ def _whole_times(values: pa.Int64Array, unit: str) -> pa.Array:
         return values
     if unit == "ns":
         # Arrow divides towards zero, but a nanosecond before 1970 must stay before 1970.
-        micros = np.floor_divide(_numpy(values, 0), 1000)
+        micros = np.floor_divide(to_numpy(values, 0), 1000)
         return pa.array(micros, mask=values.is_null().to_numpy(zero_copy_only=False))
     return pc.multiply(_clipped(values, END_TIME_S * _PER_SECOND[unit]), 10**6 // _PER_SECOND[unit])
 
@@ -198,7 +192,7 @@ def _text_times(texts: pa.StringArray, unit: TimeUnit | None) -> tuple[pa.Array,
         like = _matching(texts, pattern) & ~known
         if like.any():
             found = convert(texts.filter(pa.array(like)))
-            micros[like] = _numpy(found, 0)
+            micros[like] = to_numpy(found, 0)
             known[like] = found.is_valid().to_numpy(zero_copy_only=False)
     there = texts.is_valid().to_numpy(zero_copy_only=False)
     return pa.array(micros, mask=~known), there & ~known
@@ -237,10 +231,15 @@ def _doubles(texts: pa.StringArray) -> tuple[pa.Array, NDArray[np.bool_]]:
 
 
 def _matching(texts: pa.StringArray, pattern: str) -> NDArray[np.bool_]:
-    return _numpy(pc.match_substring_regex(texts, pattern), False)
+    return to_numpy(pc.match_substring_regex(texts, pattern), False)
 
 
-def _numpy(column: pa.Array, null: Any) -> NDArray[Any]:
+def to_numpy(column: pa.Array, null: Any) -> NDArray[Any]:
+    """Return the values of a column, `null` for its nulls.
+
+    >>> to_numpy(pa.array([1, None], pa.int8()), -1)
+    array([ 1, -1], dtype=int8)
+    """
     if column.null_count:
         column = pc.fill_null(column, null)
     values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
