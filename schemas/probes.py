@@ -130,7 +130,7 @@ class BuildProbeRowsConfig(Config):
         MeasurementFormat.AUTO,
         title="Format",
         description="Format of the input. auto: by the file's ending (.parquet, .csv, .ndjson, .jsonl; text also "
-        "compressed); atlas, RIPE Atlas ping results, must be said.",
+        "compressed); atlas, RIPE Atlas ping results, must be set.",
     )
     columns: MeasurementColumns = Field(
         default_factory=MeasurementColumns,

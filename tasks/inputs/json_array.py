@@ -79,8 +79,8 @@ class _Text:
             read += len(pieces[-1])
         self.held, self.at = "".join(pieces), 0
 
-    def next_sign(self) -> str:
-        """Skip white space, and return the sign after it; empty at the end."""
+    def next_character(self) -> str:
+        """Skip white space, and return the character after it; empty at the end."""
         while True:
             space = _SPACE.match(self.held, self.at)
             self.at = space.end() if space else self.at
@@ -97,35 +97,35 @@ class _Text:
 
 def _values(segment: Segment) -> Iterator[Any]:
     text = _Text(segment)
-    if text.next_sign() != "[":
+    if text.next_character() != "[":
         text.refuse("it does not start with [")
     text.at += 1
     decoder = json.JSONDecoder(parse_constant=_refuse_constant)
     elements = 0
-    sign = text.next_sign()
-    while (elements == 0 and sign != "]") or sign == ",":
+    character = text.next_character()
+    while (elements == 0 and character != "]") or character == ",":
         text.at += elements > 0
         yield _one(text, decoder, elements)
         elements += 1
-        sign = text.next_sign()
-    if sign != "]":
+        character = text.next_character()
+    if character != "]":
         text.refuse(f"there is neither a comma nor ] after {elements} elements")
     text.at += 1
-    if text.next_sign():
+    if text.next_character():
         text.refuse("there is text after its end")
 
 
 def _one(text: _Text, decoder: json.JSONDecoder, number: int) -> Any:
     """Parse the element that comes next."""
     while True:
-        text.next_sign()
+        text.next_character()
         try:
             value, end = decoder.raw_decode(text.held, text.at)
         except (ValueError, RecursionError) as error:
             if text.ended or len(text.held) - text.at > MAX_LINE_BYTES:
                 text.refuse(f"element {number}: {error}")
         else:
-            # A number at the end of what has been read may go on.
+            # A number at the end of what has been read may continue.
             if end < len(text.held) or text.ended:
                 text.at = end
                 return value
