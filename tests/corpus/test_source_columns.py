@@ -113,6 +113,32 @@ def test_bytes_that_are_no_text_are_rejected(tmp_path: Path, kind: pa.DataType) 
     assert validate_path(tmp_path / "out").ok
 
 
+def test_ids_of_a_renamed_file_have_its_new_name(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9, id_column=True))
+    (tmp_path / "in" / "b" / "a.parquet").rename(tmp_path / "in" / "b" / "c.parquet")
+    sample_serially(config_of(tmp_path, 9, id_column=True))
+    assert sampled(tmp_path, "id") == [("b#c.parquet#0",), ("b#c.parquet#1",)]
+    assert validate_path(tmp_path / "out").ok
+
+
+def test_files_of_equal_content_have_ids_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        write_rows(tmp_path / "in" / "b" / f"{name}.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9, id_column=True, max_rows=2))
+    names = ["b#a.parquet#0", "b#a.parquet#1", "b#c.parquet#0", "b#c.parquet#1"]
+    assert [document for (document,) in sampled(tmp_path, "id")] == names
+    assert validate_path(tmp_path / "out").ok
+
+
+def test_without_ids_all_rows_of_a_renamed_file_are_not_written_again(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9))
+    (tmp_path / "in" / "b" / "a.parquet").rename(tmp_path / "in" / "b" / "c.parquet")
+    _, serial = sample_serially(config_of(tmp_path, 9))
+    assert "write" not in [task for task, _ in serial.executed]
+
+
 def test_kept_columns_may_be_views(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b", "c"] * 20})
     views = table.append_column("url", pa.array([f"u{n}" for n in range(60)], pa.string_view()))
