@@ -113,6 +113,26 @@ def test_bytes_that_are_no_text_are_rejected(tmp_path: Path, kind: pa.DataType) 
     assert validate_path(tmp_path / "out").ok
 
 
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path, kind: pa.DataType) -> None:
+    """Arrow neither checks such a column when it reads it nor writes its own checks into a footer."""
+    texts = pa.array([b"ok", b"ab\xc3", b"good"]).view(pa.string())
+    plain = pa.types.is_dictionary(kind)
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    column = texts.dictionary_encode() if plain else texts.cast(kind)
+    pq.write_table(pa.table({"text": column}), tmp_path / "in" / "b" / "a.parquet")
+    with pytest.raises(
+        InputError, match="'text' is of type string, but this row is not valid UTF-8"
+    ) as caught:
+        sample_serially(config_of(tmp_path, 9))
+    assert (caught.value.code, caught.value.where) == ("invalid_utf8", "a.parquet:1")
+    for changes in ({"on_error": "skip"}, {"min_characters": 1}):
+        manifest, _ = sample_serially(config_of(tmp_path, 9, max_reject_fraction=0.5, **changes))
+        assert sampled(tmp_path, "text") == [("ok",), ("good",)]
+        assert manifest.ledger.rejected == {"invalid_utf8": 1}
+        assert validate_path(tmp_path / "out").ok
+
+
 def test_ids_of_a_renamed_file_have_its_new_name(tmp_path: Path) -> None:
     write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(2))
     sample_serially(config_of(tmp_path, 9, id_column=True))

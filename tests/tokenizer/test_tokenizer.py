@@ -150,6 +150,15 @@ def test_texts_may_be_bytes_or_views(tmp_path: Path, kind: pa.DataType) -> None:
     assert manifest.ledger.rejected == ({"invalid_utf8": 1} if bad else {})
 
 
+def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path) -> None:
+    texts = pa.array([b"good text", b"\xff"]).view(pa.string())
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in" / "x.parquet")
+    config = tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0, max_reject_fraction=0.5)
+    manifest, _ = train(config)
+    assert (manifest.ledger.rows_used, manifest.ledger.rejected) == (1, {"invalid_utf8": 1})
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
