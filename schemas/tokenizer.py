@@ -181,7 +181,7 @@ class TrainTokenizerConfig(Config):
         ge=1,
         le=LARGEST,
         title="Largest alphabet",
-        description="Keep only the most frequent characters, this many; for alphabet characters.",
+        description="Keep only the most frequent characters, this many; for alphabet characters, without a base.",
     )
     min_frequency: int | None = Field(
         None,
@@ -337,6 +337,9 @@ def _of_the_base(config: TrainTokenizerConfig) -> Iterator[str]:
         if value != type(config).model_fields[name].default:
             hint = "; add tokens as extra_special_tokens" if name == "special_tokens" else ""
             yield f"{name} comes from the base, so remove {name} or base{hint}"
+    if config.limit_alphabet is not None:
+        # Its trainer cuts the alphabet off among characters of equal frequency, differently in every process.
+        yield "limit_alphabet cannot be set with a base; remove limit_alphabet or base"
     if len(set(config.extra_special_tokens)) != len(config.extra_special_tokens):
         yield f"extra_special_tokens must be distinct, got {list(config.extra_special_tokens)}"
 

@@ -14,7 +14,6 @@ from tasks.tokenizer.save import more_special_tokens
 # Options of our configuration, and the models of which the trainer has them.
 _OPTIONS = {
     "min_frequency": ("BPE", "WordPiece", "WordLevel"),
-    "limit_alphabet": ("BPE", "WordPiece"),
     "max_token_length": ("BPE",),
 }
 # What a tokenizer is told apart from its pipeline.

@@ -180,6 +180,7 @@ def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path) -> None:
         ({"pre_tokenizer": "gpt4"}, "'gpt2', 'llama3', 'qwen2', 'digits', 'digits3' or 'none'"),
         ({"base": "x", "model": "unigram"}, "model comes from the base"),
         ({"base": "x", "normalizer": "nfc"}, "normalizer comes from the base"),
+        ({"base": "x", "limit_alphabet": 5}, "limit_alphabet cannot be set with a base"),
         ({"base": "x", "special_tokens": ["a"]}, "add tokens as extra_special_tokens"),
         ({"base_revision": "main"}, "base_revision needs a base"),
         ({"compare_revision": "main"}, "compare_revision needs compare_with"),
