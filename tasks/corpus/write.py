@@ -150,7 +150,8 @@ def _plain_text(batch: pa.RecordBatch, column: str, name: str, rows: NDArray[np.
             code="invalid_utf8",
             where=f"{name}:{rows[invalid][0]}",
         )
-    return batch.set_column(0, batch.schema.field(0).with_type(pa.string()), text)
+    # Under the name it gets, because a kept column or the ids may have its own.
+    return batch.set_column(0, pa.field(OWN_COLUMNS[0], pa.string()), text)
 
 
 class _SampleWriter:

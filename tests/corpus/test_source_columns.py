@@ -172,6 +172,19 @@ def test_kept_columns_may_be_views(tmp_path: Path) -> None:
         assert url == f"u{document.rpartition('#')[2]}"
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()], ids=str)
+def test_the_text_column_may_be_kept_under_its_own_name(tmp_path: Path, kind: pa.DataType) -> None:
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    table = pa.table({"url": ["u", "v"], "body": pa.array(["x", "y"], kind)})
+    pq.write_table(table, tmp_path / "in" / "b" / "a.parquet")
+    dataset = {"text_column": "body", "keep_columns": ["body", "url"]}
+    sample_serially(config_of(tmp_path, 9, dataset=dataset))
+    assert sampled(tmp_path, "text", "body", "url") == [("x", "x", "u"), ("y", "y", "v")]
+    sample_serially(config_of(tmp_path, 9, dataset={"text_column": "body"}, id_column="body"))
+    assert sampled(tmp_path, "text", "body") == [("x", "b#a.parquet#0"), ("y", "b#a.parquet#1")]
+    assert validate_path(tmp_path / "out").ok
+
+
 FILTERS: list[tuple[dict[str, Any], Any]] = [
     ({"language": "en"}, lambda row: row["language"] == "en"),
     ({"stars": 3}, lambda row: row["stars"] == 3),
