@@ -228,6 +228,14 @@ def test_a_filter_that_keeps_all_gives_the_same_shards(tmp_path: Path) -> None:
     assert shards and [before[name] for name in shards] == [after[name] for name in shards]
 
 
+def test_filters_that_keep_nothing_are_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(3))
+    config = config_of(tmp_path, 9, dataset={"where": {"language": "fr"}}, max_characters=99)
+    with pytest.raises(InputError) as caught:
+        sample_serially(config)
+    assert '(where: {"language": "fr"}, max_characters: 99) is left: 3 filtered of 3' in caught.value.message
+
+
 def test_validate_proves_the_filter_and_the_ids(tmp_path: Path) -> None:
     write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(60))
     config = config_of(tmp_path, 15, dataset={"where": {"fork": True}}, id_column=True)

@@ -150,6 +150,15 @@ def test_texts_may_be_bytes_or_views(tmp_path: Path, kind: pa.DataType) -> None:
     assert manifest.ledger.rejected == ({"invalid_utf8": 1} if bad else {})
 
 
+def test_a_bucket_without_a_name_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    columns = {"text": ["x", "y"], "source_dataset": ["web", None], "source_bucket": ["b", "b"]}
+    pq.write_table(pa.table(columns), tmp_path / "in" / "x.parquet")
+    manifest, _ = train(tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0))
+    found = [bucket["bucket"] for bucket in manifest.statistics["bytes_per_token"]]
+    assert found == ["web/b", "unknown/b"]
+
+
 def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path) -> None:
     texts = pa.array([b"good text", b"\xff"]).view(pa.string())
     (tmp_path / "in").mkdir()
