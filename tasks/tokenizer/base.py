@@ -16,7 +16,7 @@ _OPTIONS = {
     "min_frequency": ("BPE", "WordPiece", "WordLevel"),
     "max_token_length": ("BPE",),
 }
-# What a tokenizer is told apart from its pipeline.
+# Settings that are not in tokenizer.json.
 _ATTRIBUTES = (
     "clean_up_tokenization_spaces",
     "model_input_names",
