@@ -33,7 +33,7 @@ FORMAT_VERSION = 1
 
 SAMPLING_INFO = "sampling_info.json"
 REPORT = "report.json"
-# A sample publishes nothing besides `latest`.
+# A sample publishes only `latest`.
 PUBLISHED: dict[str, str] = {}
 
 DEFAULT_GLOB = "**/*.parquet"
@@ -176,8 +176,8 @@ class SampleCorpusConfig(Config):
     id_column: bool | Annotated[str, Field(min_length=1)] = Field(
         False,
         title="Id column",
-        description="Add the document id that was hashed, bucket#path#row, as a column: true for the name id, "
-        "or a name.",
+        description="Add a column with the document id that was hashed, bucket#path#row: true to call it id, or a "
+        "name.",
     )
     max_rows: int = Field(
         500_000,
@@ -243,7 +243,7 @@ class SampleCorpusConfig(Config):
         for key, dataset in self.datasets.items():
             if name in dataset.keep_columns:
                 raise ValueError(
-                    f"id_column {name!r} is also one of datasets.{key}.keep_columns; name it otherwise"
+                    f"id_column {name!r} is also one of datasets.{key}.keep_columns; choose another name"
                 )
         return self
 

@@ -162,8 +162,8 @@ class TrainTokenizerConfig(Config):
         PreTokenizer.GPT2,
         title="Words",
         description="How a text is cut into words, which no token crosses. gpt2, llama3, qwen2: by the pattern of "
-        "that model (llama3 takes up to three digits together, qwen2 one); digits, digits3: digits one by one or by "
-        "three, all else as gpt2; none: not at all.",
+        "that model (llama3 takes up to three digits together, qwen2 one); digits, digits3: digits one by one or in "
+        "groups of three, all else as gpt2; none: not at all.",
     )
     normalizer: Normalizer = Field(
         Normalizer.NONE,
@@ -181,7 +181,7 @@ class TrainTokenizerConfig(Config):
         ge=1,
         le=LARGEST,
         title="Largest alphabet",
-        description="Keep only the most frequent characters, this many; for alphabet characters.",
+        description="Keep only the most frequent characters, this many; for alphabet characters, without a base.",
     )
     min_frequency: int | None = Field(
         None,
@@ -238,8 +238,8 @@ class TrainTokenizerConfig(Config):
         None,
         min_length=1,
         title="Base",
-        description="A tokenizer, as a folder or a hub id: train with its model, its way of cutting and its special "
-        "tokens, as train_new_from_iterator of transformers does.",
+        description="A tokenizer, as a folder or a hub id: train with its model, its rules for cutting words and its "
+        "special tokens, as train_new_from_iterator of transformers does.",
     )
     base_revision: str | None = by_content(
         None, min_length=1, title="Revision of the base", description="Commit or tag; required for a hub id."
@@ -259,12 +259,12 @@ class TrainTokenizerConfig(Config):
         None,
         min_length=1,
         title="Compare with",
-        description="A tokenizer, as a folder or a hub id, whose bytes per token are reported beside.",
+        description="A tokenizer, as a folder or a hub id; its bytes per token are reported next to the new one's.",
     )
     compare_revision: str | None = by_content(
         None,
         min_length=1,
-        title="Revision of the compared",
+        title="Revision to compare with",
         description="Commit or tag; required for a hub id.",
     )
     seed: int = seed_field("Decides which rows are held out.")
@@ -297,7 +297,7 @@ class TrainTokenizerConfig(Config):
 
     @property
     def unk(self) -> str | None:
-        """The unknown token; `None`: nothing is unknown, or the base knows."""
+        """The unknown token; `None`: nothing is unknown, or the base decides."""
         if self.base or not self.may_be_unknown:
             return self.unk_token
         return self.unk_token or UNKNOWN
@@ -322,7 +322,7 @@ class TrainTokenizerConfig(Config):
 
 
 def _of_the_base(config: TrainTokenizerConfig) -> Iterator[str]:
-    """Describe what is set beside a base, and comes from it."""
+    """Describe options that are set although they come from the base or do not work with one."""
     fields = (
         "model",
         "pre_tokenizer",
@@ -337,6 +337,9 @@ def _of_the_base(config: TrainTokenizerConfig) -> Iterator[str]:
         if value != type(config).model_fields[name].default:
             hint = "; add tokens as extra_special_tokens" if name == "special_tokens" else ""
             yield f"{name} comes from the base, so remove {name} or base{hint}"
+    if config.limit_alphabet is not None:
+        # Its trainer cuts the alphabet off among characters of equal frequency, differently in every process.
+        yield "limit_alphabet cannot be set with a base; remove limit_alphabet or base"
     if len(set(config.extra_special_tokens)) != len(config.extra_special_tokens):
         yield f"extra_special_tokens must be distinct, got {list(config.extra_special_tokens)}"
 

@@ -62,7 +62,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
     print_table(make_console(), Table("Answer", columns, rows, note))
 
 
-# Parts of an inspection that are there for the eye.
+# Parts of an inspection that only a terminal shows.
 _SHOWN_ONLY = {"texts", "upright", "numeric"}
 
 

@@ -16,7 +16,7 @@ from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
 from tasks.corpus.identity import BucketSource
 from tasks.corpus.where import can_match
-from tasks.inputs.columns import is_bytes, is_text, without_views
+from tasks.inputs.columns import as_text, is_bytes, is_text, without_views
 from tasks.inputs.files import InputFile
 from tasks.run.identity import Identity
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
@@ -44,7 +44,7 @@ class SourceFile:
         may_hold_nulls: the footer does not rule out null texts.
         keep_types: Arrow types of the columns to keep.
         seen: what the file looked like when it was hashed.
-        holds_bytes: the text column is of bytes, which may be no text.
+        may_be_invalid: texts may be not valid UTF-8: they are bytes, or were read and some are not.
     """
 
     path: str
@@ -54,7 +54,7 @@ class SourceFile:
     may_hold_nulls: bool
     keep_types: tuple[str, ...] = ()
     seen: tuple[int, ...] = ()
-    holds_bytes: bool = False
+    may_be_invalid: bool = False
 
     @property
     def rows(self) -> int:
@@ -63,7 +63,7 @@ class SourceFile:
     @property
     def may_be_bad(self) -> bool:
         """Whether a row may have no text."""
-        return self.may_hold_nulls or self.holds_bytes
+        return self.may_hold_nulls or self.may_be_invalid
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,7 @@ def _look(
             groups = tuple(_row_group(metadata, index) for index in range(metadata.num_row_groups))
             if sum(group.rows for group in groups) != metadata.num_rows:
                 raise pa.ArrowInvalid(f"the footer promises {metadata.num_rows} rows")
-            if thorough:
-                _read_through(file, dataset, metadata.num_rows)
+            has_invalid = thorough and _read_through(file, dataset, metadata.num_rows)
             schema = file.schema_arrow
             return SourceFile(
                 path=str(entry.path),
@@ -180,7 +179,7 @@ def _look(
                 digest=digest,
                 groups=groups,
                 may_hold_nulls=_may_hold_nulls(metadata, dataset.text),
-                holds_bytes=is_bytes(schema.field(dataset.text).type),
+                may_be_invalid=has_invalid or is_bytes(schema.field(dataset.text).type),
                 keep_types=tuple(
                     str(without_views(schema.field(column).type)) for column in dataset.keep_columns
                 ),
@@ -227,8 +226,15 @@ def _may_hold_nulls(metadata: pq.FileMetaData, column: str) -> bool:
     return False
 
 
-def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int) -> None:
+def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int) -> bool:
+    """Read every page; return whether a text is not valid UTF-8."""
     columns = list(dict.fromkeys([dataset.text, *dataset.keep_columns, *dataset.where]))
-    seen = sum(batch.num_rows for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False))
+    seen = 0
+    has_invalid = False
+    for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False):
+        seen += batch.num_rows
+        _, invalid = as_text(batch.column(batch.schema.get_field_index(dataset.text)))
+        has_invalid |= bool(invalid.any())
     if seen != rows:
         raise pa.ArrowInvalid(f"{rows - seen} rows of the footer are not in the pages")
+    return has_invalid

@@ -5,11 +5,12 @@ A skipped file counts as one rejected row, because the number of its rows may be
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.corpus import SampleCorpusConfig
+from schemas.corpus import CorpusDatasetConfig, SampleCorpusConfig
 from schemas.errors import InputError
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import Bucket
@@ -47,8 +48,21 @@ def check_screened(
             config.max_reject_fraction,
             Path(config.output_dir),
             f"datasets.{key}",
-            f"the data set {dataset.source}",
+            f"the data set {dataset.source}{_filters(config, dataset)}",
         )
+
+
+def _filters(config: SampleCorpusConfig, dataset: CorpusDatasetConfig) -> str:
+    """Name the filters that may leave out rows, as the configuration has them; empty if there are none."""
+    filters = {
+        "where": dataset.where,
+        "min_characters": config.min_characters,
+        "max_characters": config.max_characters,
+    }
+    named = ", ".join(
+        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in filters.items() if value
+    )
+    return f" ({named})" if named else ""
 
 
 def screened_ledger(bucket: Bucket, screened: Sequence[Receipt]) -> RowLedger:

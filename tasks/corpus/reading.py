@@ -29,6 +29,7 @@ def iter_columns(
 
     Args:
         name: the file's name in errors.
+        columns: may name a column twice.
         batch_rows: most rows of a batch.
 
     Raises:
@@ -39,12 +40,12 @@ def iter_columns(
         batches = file.iter_batches(
             _batch_rows(file.metadata, wanted, batch_rows),
             row_groups=wanted,
-            columns=list(columns),
+            columns=list(dict.fromkeys(columns)),
             use_threads=False,
         )
         for batch in batches:
             # In the order requested, not that of the file.
-            yield _plain(batch.select(list(columns)))
+            yield _plain(batch).select([batch.schema.get_field_index(column) for column in columns])
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.run import Receipt
-from tasks.corpus.cut import ShardCut, cut_shards, shard_bytes_for
+from tasks.corpus.cut import ShardCut, SourceRows, cut_shards, shard_bytes_for
 from tasks.corpus.identity import DOMAIN
 from tasks.corpus.inventory import Bucket, SourceFile
 from tasks.corpus.screen import ScreenJob, bitmap_name
@@ -174,14 +174,12 @@ def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[S
         ),
         **dataset.hash_fields(["where"]),
     }
-    # If a bucket keeps all its rows, which rows those are does not depend on the seed.
-    rule = "all" if selection.cutoff == KEEP_ALL else [config.random_seed, bucket, *selection.cutoff]
-    pieces = [
-        [[p.name, p.digest, p.file, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]
-        if selection.cutoff != KEEP_ALL
-        else [[p.digest, p.first_group, p.end_group, p.start, p.stop] for p in shard.pieces]
-        for shard in shards
-    ]
+    # If a bucket keeps all its rows, which rows those are depends neither on the seed nor on the files' names.
+    keeps_all = selection.cutoff == KEEP_ALL
+    rule = "all" if keeps_all else [config.random_seed, bucket, *selection.cutoff]
+    # Document ids contain the names.
+    is_named = not keeps_all or config.id_name is not None
+    pieces = [[_piece_key(piece, is_named, not keeps_all) for piece in shard.pieces] for shard in shards]
     return WriteJob(
         output_dir=absolute_root(config),
         stage=DOMAIN.stage_key(
@@ -205,3 +203,13 @@ def _write_job(config: SampleCorpusConfig, selection: Selection, shards: tuple[S
         label=f"{dataset.name}/{bucket}",
         seen={piece.path: piece.seen for shard in shards for piece in shard.pieces},
     )
+
+
+def _piece_key(piece: SourceRows, is_named: bool, is_ranked: bool) -> list[str | int]:
+    rows = [piece.first_group, piece.end_group, piece.start, piece.stop]
+    return [
+        *([piece.name] if is_named else []),
+        piece.digest,
+        *([piece.file] if is_ranked else []),
+        *rows,
+    ]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.corpus import OWN_COLUMNS, SampleCompression
-from schemas.errors import IntegrityError
+from schemas.errors import InputError, IntegrityError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.cut import ShardCut, SourceRows
 from tasks.corpus.reading import iter_columns
@@ -65,7 +65,7 @@ def write_sample(job: WriteJob) -> Receipt:
     """Write the shards of a job into its stage folder.
 
     Raises:
-        InputError: a source file is damaged.
+        InputError: a source file is damaged; `invalid_utf8`: a column of type string holds what is not UTF-8.
         IntegrityError: a shard did not get the rows that were planned for it.
         StorageError: a shard cannot be written.
     """
@@ -118,10 +118,10 @@ def _selected(job: WriteJob, piece: SourceRows) -> Iterator[pa.RecordBatch]:
             chosen = np.flatnonzero(kept[low:high])
             if len(chosen):
                 taken = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen + (low - row)))
-                taken = _plain_text(taken)
+                rows = piece.start + low + chosen
+                taken = _plain_text(taken, job.text, piece.name, rows)
                 if job.id_column is not None:
-                    ids = document_ids(job.bucket, piece.name, piece.start + low + chosen)
-                    taken = taken.add_column(1, job.id_column, ids)
+                    taken = taken.add_column(1, job.id_column, document_ids(job.bucket, piece.name, rows))
                 yield taken
         row += batch.num_rows
 
@@ -135,12 +135,23 @@ def document_ids(bucket: str, name: str, rows: NDArray[np.int64]) -> pa.Array:
     return pc.binary_join_element_wise(f"{bucket}#{name}", pa.array(rows).cast(pa.string()), "#")
 
 
-def _plain_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with its text as `string`; files of one bucket may store it in different types."""
-    text = batch.column(0)
-    if pa.types.is_string(text.type):
-        return batch
-    return batch.set_column(0, batch.schema.field(0).with_type(pa.string()), as_text(text)[0])
+def _plain_text(batch: pa.RecordBatch, column: str, name: str, rows: NDArray[np.int64]) -> pa.RecordBatch:
+    """Return the batch with its text as `string`; files of one bucket may store it in different types.
+
+    Args:
+        column, name, rows: the text column, the file and its rows in errors.
+    """
+    text, invalid = as_text(batch.column(0))
+    if invalid.any():
+        # Nothing is read before selection where the footer promises texts, so this shows only now.
+        raise InputError(
+            f"{column!r} is of type string, but this row is not valid UTF-8; rewrite the file, or set "
+            "on_error: skip, which reads all texts first and rejects such rows",
+            code="invalid_utf8",
+            where=f"{name}:{rows[invalid][0]}",
+        )
+    # Under the name it gets, because a kept column or the ids may have its own.
+    return batch.set_column(0, pa.field(OWN_COLUMNS[0], pa.string()), text)
 
 
 class _SampleWriter:

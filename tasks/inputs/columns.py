@@ -47,7 +47,9 @@ def without_views(found: pa.DataType) -> pa.DataType:
 
 
 def as_text(values: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Return texts or bytes as `string`, null where bytes are not valid UTF-8, and bool[n] that says where.
+    """Return texts or bytes as `string`, null where they are not valid UTF-8, and bool[n] that says where.
+
+    A column of texts may hold others: Arrow does not check them when it reads a file.
 
     >>> texts, invalid = as_text(pa.array([b"a", b"\\xff", None]))
     >>> texts.to_pylist(), invalid.tolist()
@@ -57,7 +59,9 @@ def as_text(values: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
         values = values.dictionary_decode()
     invalid = np.zeros(len(values), dtype=bool)
     try:
-        return values.cast(pa.string()), invalid
+        texts = values.cast(pa.string())
+        texts.validate(full=True)
+        return texts, invalid
     except pa.ArrowInvalid:
         # Look value by value only now: nearly every column is valid.
         plain = values.cast(pa.large_binary())

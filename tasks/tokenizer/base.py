@@ -14,10 +14,9 @@ from tasks.tokenizer.save import more_special_tokens
 # Options of our configuration, and the models of which the trainer has them.
 _OPTIONS = {
     "min_frequency": ("BPE", "WordPiece", "WordLevel"),
-    "limit_alphabet": ("BPE", "WordPiece"),
     "max_token_length": ("BPE",),
 }
-# What a tokenizer is told apart from its pipeline.
+# Settings that are not in tokenizer.json.
 _ATTRIBUTES = (
     "clean_up_tokenization_spaces",
     "model_input_names",

@@ -1,4 +1,4 @@
-"""Measure another tokenizer on the same rows held out, apart from training: a comparison never trains anew."""
+"""Measure another tokenizer on the rows held out, in a stage of its own, so that adding it trains nothing again."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The trainers of `tokenizers` break ties by hash tables whose order changes with 
 exact. WordPiece numbers the pieces that continue a word as it meets them, so they are found first and declared in
 order. A limited alphabet is cut off among characters of equal frequency, so it is chosen here, by code point. Unigram
 adds up probabilities in changing order: its scores, and the ids of tokens of nearly equal score, differ from run to
-run, at times a token does.
+run, and sometimes a token does.
 """
 
 from __future__ import annotations

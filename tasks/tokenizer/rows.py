@@ -98,8 +98,10 @@ def _by_label(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
     if batch.num_columns == 1:
         yield "all", slice(None)
         return
-    labels = np.array(
-        ["/".join(map(str, pair)) for pair in zip(*(c.to_pylist() for c in batch.columns[1:]), strict=True)]
+    named = (
+        ["unknown" if value is None else str(value) for value in column.to_pylist()]
+        for column in batch.columns[1:]
     )
+    labels = np.array(["/".join(pair) for pair in zip(*named, strict=True)])
     for label in dict.fromkeys(labels.tolist()):
         yield label, labels == label

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from schemas.errors import ConfigError
 from schemas.run import Receipt, RowLedger
 from schemas.tokenizer import TrainTokenizerConfig
 from tasks.run.contract import Job
@@ -17,6 +18,9 @@ from tasks.tokenizer.base import learn_from
 from tasks.tokenizer.learn import learn
 from tasks.tokenizer.rows import Reject, Shards, batches, count_held_out
 from tasks.tokenizer.save import save_tokenizer, settings
+
+# What the trainer of unigram says of a vocabulary that is too small.
+_NO_ROOM = "vocabulary is not large enough"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ def train_tokenizer(job: TrainJob) -> Receipt:
     """Train, save, and measure bytes per token by bucket; save nothing if there is no row to train on.
 
     Raises:
-        ConfigError: the base cannot be loaded, or an option does not fit it.
+        ConfigError: the base cannot be loaded, an option does not fit it, or the vocabulary has no room for the
+            alphabet.
         InputError: a shard has no text column, or cannot be read.
         MissingExtraError: tokenizers is not installed, or for a base transformers.
         StorageError: a file cannot be written.
@@ -65,6 +70,9 @@ def train_tokenizer(job: TrainJob) -> Receipt:
 
         tokenizer, description = _learn(job, shares, reject)
         records = rejects.finish(job.root)
+    size = int(tokenizer.get_vocab_size())
+    if size > config.vocabulary_size:
+        raise _no_room(config, f", which are {size}")
     trained = sum(share.rows for share in shares.values())
     held_out = sum(share.held_out_rows for share in shares.values())
     counts: dict[str, tuple[int, int]] = {}
@@ -80,7 +88,7 @@ def train_tokenizer(job: TrainJob) -> Receipt:
             rejected=dict(rejected),
         ),
         {
-            "vocabulary_size": int(tokenizer.get_vocab_size()),
+            "vocabulary_size": size,
             "buckets": [_report(label, share, counts.get(label, (0, 0))) for label, share in shares.items()],
         },
     )
@@ -98,9 +106,23 @@ def _learn(job: TrainJob, shares: dict[str, _Share], reject: Reject) -> tuple[An
                 share.held_out_rows += int(held_out.sum())
             yield rows.filter(pa.array(~held_out)).to_pylist()
 
-    if job.base:
-        return learn_from(job.base, texts, job.config, job.chat_template)
-    return learn(texts, job.config), settings(job.config, job.chat_template)
+    try:
+        if job.base:
+            return learn_from(job.base, texts, job.config, job.chat_template)
+        return learn(texts, job.config), settings(job.config, job.chat_template)
+    # The trainer of unigram raises bare Exception; the others exceed the size instead.
+    except Exception as error:
+        if _NO_ROOM not in str(error):
+            raise
+        raise _no_room(job.config) from error
+
+
+def _no_room(config: TrainTokenizerConfig, needed: str = "") -> ConfigError:
+    return ConfigError(
+        f"{config.vocabulary_size} has no room for the alphabet and the special tokens{needed}; raise it",
+        code="bad_config",
+        where="vocabulary_size",
+    )
 
 
 def _report(label: str, share: _Share, counts: tuple[int, int]) -> dict[str, Any]:

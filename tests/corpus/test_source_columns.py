@@ -113,6 +113,52 @@ def test_bytes_that_are_no_text_are_rejected(tmp_path: Path, kind: pa.DataType) 
     assert validate_path(tmp_path / "out").ok
 
 
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path, kind: pa.DataType) -> None:
+    """Arrow neither checks such a column when it reads it nor writes its own checks into a footer."""
+    texts = pa.array([b"ok", b"ab\xc3", b"good"]).view(pa.string())
+    plain = pa.types.is_dictionary(kind)
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    column = texts.dictionary_encode() if plain else texts.cast(kind)
+    pq.write_table(pa.table({"text": column}), tmp_path / "in" / "b" / "a.parquet")
+    with pytest.raises(
+        InputError, match="'text' is of type string, but this row is not valid UTF-8"
+    ) as caught:
+        sample_serially(config_of(tmp_path, 9))
+    assert (caught.value.code, caught.value.where) == ("invalid_utf8", "a.parquet:1")
+    for changes in ({"on_error": "skip"}, {"min_characters": 1}):
+        manifest, _ = sample_serially(config_of(tmp_path, 9, max_reject_fraction=0.5, **changes))
+        assert sampled(tmp_path, "text") == [("ok",), ("good",)]
+        assert manifest.ledger.rejected == {"invalid_utf8": 1}
+        assert validate_path(tmp_path / "out").ok
+
+
+def test_ids_of_a_renamed_file_have_its_new_name(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9, id_column=True))
+    (tmp_path / "in" / "b" / "a.parquet").rename(tmp_path / "in" / "b" / "c.parquet")
+    sample_serially(config_of(tmp_path, 9, id_column=True))
+    assert sampled(tmp_path, "id") == [("b#c.parquet#0",), ("b#c.parquet#1",)]
+    assert validate_path(tmp_path / "out").ok
+
+
+def test_files_of_equal_content_have_ids_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        write_rows(tmp_path / "in" / "b" / f"{name}.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9, id_column=True, max_rows=2))
+    names = ["b#a.parquet#0", "b#a.parquet#1", "b#c.parquet#0", "b#c.parquet#1"]
+    assert [document for (document,) in sampled(tmp_path, "id")] == names
+    assert validate_path(tmp_path / "out").ok
+
+
+def test_without_ids_all_rows_of_a_renamed_file_are_not_written_again(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(2))
+    sample_serially(config_of(tmp_path, 9))
+    (tmp_path / "in" / "b" / "a.parquet").rename(tmp_path / "in" / "b" / "c.parquet")
+    _, serial = sample_serially(config_of(tmp_path, 9))
+    assert "write" not in [task for task, _ in serial.executed]
+
+
 def test_kept_columns_may_be_views(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b", "c"] * 20})
     views = table.append_column("url", pa.array([f"u{n}" for n in range(60)], pa.string_view()))
@@ -124,6 +170,19 @@ def test_kept_columns_may_be_views(tmp_path: Path) -> None:
     sample_serially(config_of(tmp_path, 50, dataset={"keep_columns": ["url"]}, id_column=True))
     for document, url in sampled(tmp_path, "id", "url"):
         assert url == f"u{document.rpartition('#')[2]}"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()], ids=str)
+def test_the_text_column_may_be_kept_under_its_own_name(tmp_path: Path, kind: pa.DataType) -> None:
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    table = pa.table({"url": ["u", "v"], "body": pa.array(["x", "y"], kind)})
+    pq.write_table(table, tmp_path / "in" / "b" / "a.parquet")
+    dataset = {"text_column": "body", "keep_columns": ["body", "url"]}
+    sample_serially(config_of(tmp_path, 9, dataset=dataset))
+    assert sampled(tmp_path, "text", "body", "url") == [("x", "x", "u"), ("y", "y", "v")]
+    sample_serially(config_of(tmp_path, 9, dataset={"text_column": "body"}, id_column="body"))
+    assert sampled(tmp_path, "text", "body") == [("x", "b#a.parquet#0"), ("y", "b#a.parquet#1")]
+    assert validate_path(tmp_path / "out").ok
 
 
 FILTERS: list[tuple[dict[str, Any], Any]] = [
@@ -167,6 +226,14 @@ def test_a_filter_that_keeps_all_gives_the_same_shards(tmp_path: Path) -> None:
     assert plain.run_hash != filtered.run_hash
     shards = [name for name in before if name.startswith("train-")]
     assert shards and [before[name] for name in shards] == [after[name] for name in shards]
+
+
+def test_filters_that_keep_nothing_are_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "b" / "a.parquet", made_rows(3))
+    config = config_of(tmp_path, 9, dataset={"where": {"language": "fr"}}, max_characters=99)
+    with pytest.raises(InputError) as caught:
+        sample_serially(config)
+    assert '(where: {"language": "fr"}, max_characters: 99) is left: 3 filtered of 3' in caught.value.message
 
 
 def test_validate_proves_the_filter_and_the_ids(tmp_path: Path) -> None:

@@ -116,6 +116,26 @@ def test_options_that_a_base_cannot_have(sample: Path, bert: Path, tmp_path: Pat
         assert caught.value.where == field
 
 
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"base": str(FIXTURE), "vocabulary_size": 100}, 259),
+        ({"alphabet": "characters", "vocabulary_size": 8}, None),
+        ({"model": "wordpiece", "vocabulary_size": 261}, None),
+        ({"model": "unigram", "alphabet": "characters", "vocabulary_size": 8}, None),
+    ],
+    ids=str,
+)
+def test_a_vocabulary_without_room_is_refused(
+    sample: Path, tmp_path: Path, options: dict[str, Any], least: int | None
+) -> None:
+    with pytest.raises(ConfigError, match="has no room for the alphabet and the special tokens") as caught:
+        train(sample, tmp_path / "out", **options)
+    assert (caught.value.code, caught.value.where) == ("bad_config", "vocabulary_size")
+    assert least is None or f"which are {least}" in caught.value.message
+    assert not (tmp_path / "out" / "latest").exists()
+
+
 def test_a_comparison_measures_the_same_rows(sample: Path, tmp_path: Path) -> None:
     plain, _ = train(sample, tmp_path)
     manifest, serial = train(sample, tmp_path, compare_with=str(FIXTURE))

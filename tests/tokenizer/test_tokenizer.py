@@ -150,6 +150,24 @@ def test_texts_may_be_bytes_or_views(tmp_path: Path, kind: pa.DataType) -> None:
     assert manifest.ledger.rejected == ({"invalid_utf8": 1} if bad else {})
 
 
+def test_a_bucket_without_a_name_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    columns = {"text": ["x", "y"], "source_dataset": ["web", None], "source_bucket": ["b", "b"]}
+    pq.write_table(pa.table(columns), tmp_path / "in" / "x.parquet")
+    manifest, _ = train(tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0))
+    found = [bucket["bucket"] for bucket in manifest.statistics["bytes_per_token"]]
+    assert found == ["web/b", "unknown/b"]
+
+
+def test_texts_of_a_string_column_may_be_no_utf8(tmp_path: Path) -> None:
+    texts = pa.array([b"good text", b"\xff"]).view(pa.string())
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in" / "x.parquet")
+    config = tokenizer_config(tmp_path / "in", tmp_path / "out", held_out=0, max_reject_fraction=0.5)
+    manifest, _ = train(config)
+    assert (manifest.ledger.rows_used, manifest.ledger.rejected) == (1, {"invalid_utf8": 1})
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -171,6 +189,7 @@ def test_texts_may_be_bytes_or_views(tmp_path: Path, kind: pa.DataType) -> None:
         ({"pre_tokenizer": "gpt4"}, "'gpt2', 'llama3', 'qwen2', 'digits', 'digits3' or 'none'"),
         ({"base": "x", "model": "unigram"}, "model comes from the base"),
         ({"base": "x", "normalizer": "nfc"}, "normalizer comes from the base"),
+        ({"base": "x", "limit_alphabet": 5}, "limit_alphabet cannot be set with a base"),
         ({"base": "x", "special_tokens": ["a"]}, "add tokens as extra_special_tokens"),
         ({"base_revision": "main"}, "base_revision needs a base"),
         ({"compare_revision": "main"}, "compare_revision needs compare_with"),
