@@ -19,7 +19,14 @@ from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
 from tasks.run.identity import Identity
 from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
-from tasks.storage.atomic import TEMP_PREFIX, link_file, swap_symlink, write_file
+from tasks.storage.atomic import (
+    TEMP_PREFIX,
+    link_file,
+    refuse_folder,
+    storage_errors,
+    swap_symlink,
+    write_file,
+)
 from tasks.storage.flock import locked
 from tasks.storage.links import refuse_links
 from tasks.storage.listing import walk
@@ -166,6 +173,9 @@ def fill_run(
     """
     folder = run_folder(output_dir, run_hash)
     records = []
+    # The rest are refused as they are made; what is left over, below this name too, is removed before.
+    with storage_errors(folder / MANIFEST):
+        refuse_folder(folder / MANIFEST)
     for name, record in links.items():
         link_file(output_dir / record.path, folder / name)
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))

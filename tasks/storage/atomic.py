@@ -72,7 +72,7 @@ class AtomicFile:
         self._temporary = _temporary(path)
         with storage_errors(path):
             make_folder(path.parent)
-            _refuse_folder(path)
+            refuse_folder(path)
             _remove_leftovers(path)
             self._file: BinaryIO = _create(self._temporary, lambda path: path.open("xb"))
 
@@ -222,7 +222,7 @@ def link_file(source: Path, target: Path) -> None:
     with storage_errors(target):
         refuse_links(source)
         make_folder(target.parent)
-        _refuse_folder(target)
+        refuse_folder(target)
         temporary = _temporary(target)
         try:
             _create(temporary, lambda path: path.hardlink_to(source))
@@ -243,7 +243,7 @@ def swap_symlink(link: Path, target: str) -> None:
     """
     with storage_errors(link):
         make_folder(link.parent)
-        _refuse_folder(link)
+        refuse_folder(link)
         _remove_leftovers(link)
         temporary = _temporary(link)
         _create(temporary, lambda path: path.symlink_to(target))
@@ -255,8 +255,12 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{TEMP_PREFIX}{path.name}.{_HOST}.{os.getpid()}-{threading.get_ident()}")
 
 
-def _refuse_folder(path: Path) -> None:
-    """Raise before any work what renaming a file over a folder would raise after it."""
+def refuse_folder(path: Path) -> None:
+    """Raise before any work what renaming a file over a folder would raise after it.
+
+    Raises:
+        IsADirectoryError: see `storage_errors`.
+    """
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 

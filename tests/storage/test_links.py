@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import state_of
 
 from schemas.errors import ConfigError, StorageError
 from tasks.storage import atomic
@@ -16,17 +17,6 @@ from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder, remove_path, touch_folder
 
 Act = Callable[[Path], object]
-Seen = dict[str, tuple[object, ...]]
-
-
-def state_of(folder: Path) -> Seen:
-    """Kind, links, size, time of change and content of everything at and below a folder."""
-    seen: Seen = {}
-    for path in [folder, *folder.rglob("*")]:
-        found = path.lstat()
-        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        seen[str(path)] = (found.st_mode, found.st_nlink, found.st_size, found.st_ctime_ns, content)
-    return seen
 
 
 @pytest.fixture
