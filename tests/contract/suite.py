@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -226,6 +227,9 @@ class FlowContract(Workload):
             assert (caught.value.code, caught.value.exit_code) == ("foreign_output", 2)
             assert caught.value.where == str(link)
             assert state_of(elsewhere) == before
+            if link.parent in (out, out / RUNS, out / STAGES):
+                with pytest.raises(ConfigError, match=re.escape(str(link))):
+                    find_unneeded(out, keep=0, min_age_s=0, now_s=time.time() + _DAY_S)
             link.unlink()
             (elsewhere / "moved" / "theirs").unlink()
             (elsewhere / "moved").rename(link)
