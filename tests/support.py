@@ -191,6 +191,16 @@ def published_digests(run_dir: Path) -> dict[str, str]:
     return digests
 
 
+def state_of(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Kind, links, size, time of change and content of everything at and below a folder."""
+    seen: dict[str, tuple[object, ...]] = {}
+    for path in [folder, *folder.rglob("*")]:
+        found = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        seen[str(path)] = (found.st_mode, found.st_nlink, found.st_size, found.st_ctime_ns, content)
+    return seen
+
+
 def sample_serially(config: SampleCorpusConfig, verify: Verify = Verify.SIZE) -> tuple[RunManifest, Serial]:
     """Run sample-corpus's story without a Prefect server; the steps, receipts and files are the real ones."""
     return mill_of("sample-corpus", config, verify)

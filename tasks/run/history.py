@@ -12,6 +12,7 @@ from schemas.errors import InputError, IntegrityError
 from schemas.run import FileRecord, Receipt, RunManifest
 from tasks.run.layout import MANIFEST, run_folder
 from tasks.run.receipts import Verify, verify_files
+from tasks.storage.links import refuse_links
 from tasks.storage.names import link_target
 from tasks.storage.reading import read_bytes
 from tasks.storage.remote import store_at
@@ -133,8 +134,13 @@ def check_published(folder: Path, manifest: RunManifest, verify: Verify) -> None
 
 
 def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifest | None:
-    """Return the manifest of this run if it is complete and its published files verify, else `None`."""
+    """Return the manifest of this run if it is complete and its published files verify, else `None`.
+
+    Raises:
+        ConfigError: `foreign_output`: its folder is a link, so it could not be repaired either.
+    """
     folder = run_folder(output_dir, run_hash)
+    refuse_links(folder)
     with contextlib.suppress(IntegrityError):
         manifest = read_manifest(folder)
         if manifest.run_hash == run_hash:

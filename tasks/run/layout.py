@@ -11,14 +11,13 @@ import os
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from tasks.storage import links
 from tasks.storage.atomic import storage_errors, write_file
 from tasks.storage.names import link_target, make_folder
 from tasks.storage.reading import read_bytes
 
-MARKER = ".gristmill.json"
+MARKER, RUNS, STAGES = links.MARKER, links.RUNS, links.STAGES
 LATEST = "latest"
-RUNS = "runs"
-STAGES = "stages"
 MANIFEST = "manifest.json"
 REPORT_PAGE = "report.html"
 FINGERPRINTS = "fingerprints.json"
@@ -44,7 +43,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
 
     Raises:
         ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of one of our names
-            that we did not make; `bad_config` when it is a file.
+            that we did not make, or when `runs`, `stages` or the marker is a link; `bad_config` when it is a file.
         StorageError: the directory cannot be created or written.
     """
     if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
@@ -52,6 +51,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
     with storage_errors(output_dir, "create the output folder"):
         make_folder(output_dir)
     marker = output_dir / MARKER
+    links.refuse_link(marker)
     # Checked before the marker: a run that starts at the same moment writes the marker first.
     there = [output_dir / name for name in (RUNS, STAGES) if os.path.lexists(output_dir / name)]
     owner = _owner(marker)
@@ -71,6 +71,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
                 where=str(path),
             )
         write_file(marker, json.dumps({"flow": flow, "layout": 1}).encode() + b"\n")
+    links.refuse_links(output_dir / RUNS)
     with storage_errors(output_dir, "create the stages folder"):
         # From now on input digests can be remembered here, so that the flow need not hash again.
         make_folder(output_dir / STAGES)

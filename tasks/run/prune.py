@@ -20,6 +20,7 @@ from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.publish import publishing
 from tasks.storage.atomic import storage_errors
+from tasks.storage.links import refuse_link, refuse_links
 from tasks.storage.listing import entries, walk
 from tasks.storage.names import link_target, remove_path
 from tasks.storage.reading import status
@@ -87,8 +88,14 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
         keep: how many of the newest runs to keep; the latest is kept beyond that.
 
     Raises:
-        ConfigError: this is not an output folder, or a number is negative.
+        ConfigError: this is not an output folder, or a number is negative; `foreign_output`: `runs`, `stages` or
+            something directly below is a link.
     """
+    for folder in (output_dir / RUNS, output_dir / STAGES):
+        refuse_links(folder)
+        for path in entries(folder):
+            # The stages of a run that is not seen would count as unused.
+            refuse_link(path)
     for where, value in (("--keep", keep), ("--min-age", min_age_s)):
         if value < 0:
             raise ConfigError(f"{value:g} is negative", code="usage", where=where)
@@ -121,6 +128,7 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
 
     Raises:
         StorageError: a file cannot be removed; another call resumes.
+        ConfigError: `foreign_output`: a folder is, or is reached through, a link.
     """
     for folder in unneeded.runs:
         with publishing(output_dir, folder.name), storage_errors(folder, "remove"):

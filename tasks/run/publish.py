@@ -19,8 +19,16 @@ from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
 from tasks.run.identity import Identity
 from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
-from tasks.storage.atomic import TEMP_PREFIX, link_file, swap_symlink, write_file
+from tasks.storage.atomic import (
+    TEMP_PREFIX,
+    link_file,
+    refuse_folder,
+    storage_errors,
+    swap_symlink,
+    write_file,
+)
 from tasks.storage.flock import locked
+from tasks.storage.links import refuse_links
 from tasks.storage.listing import walk
 from tasks.storage.names import link_target, remove_path
 
@@ -112,6 +120,7 @@ def publish_run(publication: Publication) -> RunManifest:
     Raises:
         InputError: an input changed since it was hashed; nothing is published.
         StorageError: a file cannot be linked or written.
+        ConfigError: `foreign_output`: a link was put into the output folder, see `tasks.storage.links`.
     """
     check_unchanged(publication.seen)
     root, run_hash = Path(publication.output_dir), publication.run_hash
@@ -164,6 +173,9 @@ def fill_run(
     """
     folder = run_folder(output_dir, run_hash)
     records = []
+    # The rest are refused as they are made; what is left over, below this name too, is removed before.
+    with storage_errors(folder / MANIFEST):
+        refuse_folder(folder / MANIFEST)
     for name, record in links.items():
         link_file(output_dir / record.path, folder / name)
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))
@@ -201,6 +213,7 @@ def publishing(output_dir: Path, run_hash: str) -> Iterator[None]:
 
 def _remove_leftovers(folder: Path, wanted: set[str]) -> None:
     """Remove what a killed attempt left in this run folder."""
+    refuse_links(folder)
     for path in reversed(walk(folder)):
         name = path.relative_to(folder).as_posix()
         stale = name not in wanted and (path.is_symlink() or path.is_file())

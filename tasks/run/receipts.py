@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from schemas.errors import IntegrityError
 from schemas.run import RECEIPT_FORMAT, FileRecord, Receipt, Record
 from tasks.storage.atomic import storage_errors
+from tasks.storage.links import refuse_links
 from tasks.storage.names import touch_folder
 from tasks.storage.reading import read_bytes, sha256_of_file, status
 
@@ -206,8 +207,13 @@ def check_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
     Raises:
         IntegrityError: the record is foreign or torn, belongs to other work, or its files do not verify.
         StorageError: it cannot be read.
+        ConfigError: `foreign_output`: its folder is reached through a link.
     """
     path = record_path(output_dir, key)
+    refuse_links(path.parent)
+    if path.is_symlink():
+        # Prefect would write the next record to where it leads.
+        raise _foreign("it is a symbolic link")
     with storage_errors(path, "read"):
         try:
             data = read_bytes(path)

@@ -9,9 +9,11 @@ from typing import Any
 from schemas.run import RunManifest
 from tasks.report.reuse import Reuse
 from tasks.run.contract import Domain
+from tasks.run.layout import run_folder
 from tasks.run.receipts import Verify
 from tasks.runtime.mapping import each_with_receipts, run_once
 from tasks.runtime.names import name_run
+from tasks.storage.links import refuse_links
 
 
 def tell(
@@ -32,11 +34,13 @@ def tell(
         force: run every step again, even if it is cached.
 
     Raises:
-        GristmillError: what the story raised; the folder is another flow's, or an input cannot be read.
+        GristmillError: what the story raised; the folder is another flow's or a link, or an input cannot be read.
     """
     root = Path(config.output_dir)
     domain.claim(root)
     identity = identify(config)
+    # It would be refused again when the run is published, after all the work.
+    refuse_links(run_folder(root, identity.run_hash))
     name_run(config, identity.run_hash)
     reuse = Reuse()
     each = each_with_receipts(root, verify, force, reuse)

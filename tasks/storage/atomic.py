@@ -7,19 +7,23 @@ process on this host is recognised by its process number and removed by the next
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
-from schemas.errors import StorageError
+from schemas.errors import ConfigError, StorageError
 from schemas.run import FileRecord
+from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder, remove_path
+
+T = TypeVar("T")
 
 TEMP_PREFIX = ".tmp-"
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
@@ -33,10 +37,16 @@ def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
         doing: what failed, as a verb, for the message.
 
     Raises:
-        StorageError: the block raised an `OSError`.
+        StorageError: the block raised an `OSError`; code `not_a_file` if a folder is in the way of a file.
     """
     try:
         yield
+    except IsADirectoryError as error:
+        raise StorageError(
+            f"cannot {doing}: a folder is where this file belongs; move it away, then run again",
+            code="not_a_file",
+            where=str(path),
+        ) from error
     except OSError as error:
         raise StorageError(
             f"cannot {doing}: {error.strerror or error}; check space and permissions of the output folder",
@@ -51,7 +61,8 @@ class AtomicFile:
     an exception removes the temporary file.
 
     Raises:
-        StorageError: creating, writing, syncing or renaming failed.
+        StorageError: creating, writing, syncing or renaming failed; `not_a_file`: a folder has its name.
+        ConfigError: `foreign_output`: its folder is reached through a link, see `refuse_links`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,8 +72,9 @@ class AtomicFile:
         self._temporary = _temporary(path)
         with storage_errors(path):
             make_folder(path.parent)
+            refuse_folder(path)
             _remove_leftovers(path)
-            self._file = self._temporary.open("wb")
+            self._file: BinaryIO = _create(self._temporary, lambda path: path.open("xb"))
 
     def write(self, data: Any) -> int:
         """Append a bytes-like object; return its size in bytes."""
@@ -94,6 +106,7 @@ class AtomicFile:
         """Sync the data, then make the file visible under its final name."""
         try:
             with storage_errors(self.path):
+                refuse_links(self.path.parent)
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
@@ -130,8 +143,8 @@ class AtomicFile:
         """Remove what was written, if it was not committed."""
         with contextlib.suppress(OSError):
             self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+        with contextlib.suppress(OSError, ConfigError):
+            remove_path(self._temporary)
 
 
 class AtomicFolder:
@@ -142,6 +155,7 @@ class AtomicFolder:
 
     Raises:
         StorageError: creating, syncing or renaming failed.
+        ConfigError: `foreign_output`, as `AtomicFile`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,6 +180,7 @@ class AtomicFolder:
     def commit(self) -> None:
         """Make the folder visible under its final name."""
         with storage_errors(self.path):
+            refuse_links(self.path.parent)
             old = self._temporary.with_name(f"{self._temporary.name}-old")
             remove_path(old)
             with contextlib.suppress(FileNotFoundError):
@@ -186,7 +201,7 @@ class AtomicFolder:
         """Remove what was written."""
         for file in self._files.values():
             file.discard()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConfigError):
             remove_path(self._temporary)
 
 
@@ -198,13 +213,19 @@ def write_file(path: Path, data: bytes) -> AtomicFile:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give `source` a second name: a hard link, or an atomic copy where links are impossible."""
+    """Give `source` a second name: a hard link, or an atomic copy where links are impossible.
+
+    Raises:
+        StorageError: it cannot be linked or copied; `not_a_file`: a folder has the name of the target.
+        ConfigError: `foreign_output`: the source is, or either is reached through, a link; see `refuse_links`.
+    """
     with storage_errors(target):
+        refuse_links(source)
         make_folder(target.parent)
+        refuse_folder(target)
         temporary = _temporary(target)
-        temporary.unlink(missing_ok=True)
         try:
-            temporary.hardlink_to(source)
+            _create(temporary, lambda path: path.hardlink_to(source))
         except OSError:
             _copy(source, target)
         else:
@@ -214,19 +235,43 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def swap_symlink(link: Path, target: str) -> None:
-    """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one."""
+    """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one.
+
+    Raises:
+        StorageError: the link cannot be made; `not_a_file`: a folder has its name.
+        ConfigError: `foreign_output`: its folder is reached through a link, see `refuse_links`.
+    """
     with storage_errors(link):
         make_folder(link.parent)
+        refuse_folder(link)
         _remove_leftovers(link)
         temporary = _temporary(link)
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
+        _create(temporary, lambda path: path.symlink_to(target))
         temporary.replace(link)
         _sync_folder(link.parent)
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{TEMP_PREFIX}{path.name}.{_HOST}.{os.getpid()}-{threading.get_ident()}")
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise before any work what renaming a file over a folder would raise after it.
+
+    Raises:
+        IsADirectoryError: see `storage_errors`.
+    """
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+def _create(path: Path, make: Callable[[Path], T]) -> T:
+    """Make a file or link that must not exist yet; what has its name is removed, never written through."""
+    try:
+        return make(path)
+    except FileExistsError:
+        remove_path(path)
+        return make(path)
 
 
 def _copy(source: Path, target: Path, block_bytes: int = 1 << 22) -> None:

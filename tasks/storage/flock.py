@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.storage.atomic import storage_errors
+from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder
 
 _NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -33,6 +34,7 @@ def try_lock(path: Path) -> int | None:
 
     Raises:
         StorageError: the file cannot be created or locked.
+        ConfigError: `foreign_output`: it is, or is reached through, a link; see `refuse_links`.
     """
     with storage_errors(path, "lock"):
         try:
@@ -50,6 +52,7 @@ def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
 
     Raises:
         StorageError: the file cannot be created or locked.
+        ConfigError: `foreign_output`, as `try_lock`.
     """
     with storage_errors(path, "lock"):
         descriptor = _lock(path, fcntl.LOCK_EX, mode)
@@ -92,8 +95,9 @@ def _lock(path: Path, how: int, mode: int, without_locks: bool = False) -> int:
         without_locks: continue, with a warning, where the file system has none.
     """
     while True:
+        refuse_links(path)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         except FileNotFoundError:
             make_folder(path.parent)
             continue

@@ -1,4 +1,7 @@
-"""Create and remove names on the local disk: folders, links, leftovers. For files see `tasks.storage.atomic`."""
+"""Create and remove names on the local disk: folders, links, leftovers. For files see `tasks.storage.atomic`.
+
+Links inside an output folder are refused, not followed: see `tasks.storage.links`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.storage.links import refuse_links
+
 
 def make_folder(path: Path) -> None:
-    """Create a folder and any missing parents."""
+    """Create a folder and any missing parents.
+
+    Raises:
+        ConfigError: `foreign_output`: a link leads there, see `refuse_links`.
+    """
+    refuse_links(path)
     path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it exists; the target of a link stays."""
+    """Remove a file, a link or a whole folder, if it exists; the target of a link stays.
+
+    Raises:
+        ConfigError: `foreign_output`: its folder is reached through a link, see `refuse_links`.
+    """
+    refuse_links(path.parent)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -34,7 +49,12 @@ def make_link(path: Path, target: Path) -> None:
 
 
 def touch_folder(path: Path) -> None:
-    """Set a folder's modification time to now, to mark it as used."""
+    """Set a folder's modification time to now, to mark it as used.
+
+    Raises:
+        ConfigError: `foreign_output`: a link leads there, see `refuse_links`.
+    """
+    refuse_links(path)
     os.utime(path)
 
 

@@ -12,16 +12,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from serial_runs import Runs
-from support import Serial, entry_of, mill_of, published_digests
+from support import Serial, entry_of, mill_of, published_digests, state_of
 from workloads import ROOT, environment, temporary_files
 
-from schemas.errors import ConfigError, GristmillError
+from schemas.errors import ConfigError, GristmillError, StorageError
 from schemas.run import RunManifest
 from tasks.run.history import completed_run, published_faults, read_manifest
 from tasks.run.layout import FINGERPRINTS, LATEST, MARKER, RUNS, STAGES
@@ -206,6 +207,95 @@ class FlowContract(Workload):
         assert caught.value.code == "foreign_output"
         assert "this folder holds runs of 'another-flow'" in caught.value.message
 
+    # Links in an output folder.
+
+    def test_folders_that_became_links_are_refused_and_where_they_lead_nothing_changes(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+        manifest, _ = self.mill(source, out)
+        elsewhere.mkdir()
+        links = _folders(out)
+        assert {out / RUNS, out / STAGES, out / RUNS / manifest.run_hash} < set(links)
+        for link in links:
+            link.rename(elsewhere / "moved")
+            (elsewhere / "moved" / "theirs").write_text("theirs")
+            link.symlink_to(elsewhere / "moved")
+            before = state_of(elsewhere)
+            with pytest.raises(ConfigError) as caught:
+                self.mill(source, out)
+            assert (caught.value.code, caught.value.exit_code) == ("foreign_output", 2)
+            assert caught.value.where == str(link)
+            assert state_of(elsewhere) == before
+            if link.parent in (out, out / RUNS, out / STAGES):
+                with pytest.raises(ConfigError, match=re.escape(str(link))):
+                    find_unneeded(out, keep=0, min_age_s=0, now_s=time.time() + _DAY_S)
+            link.unlink()
+            (elsewhere / "moved" / "theirs").unlink()
+            (elsewhere / "moved").rename(link)
+        again, done = self.mill(source, out)
+        assert again.outputs == manifest.outputs and not done.executed
+
+    def test_files_that_became_links_are_made_again_and_where_they_lead_nothing_changes(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+        manifest, _ = self.mill(source, out)
+        elsewhere.mkdir()
+        for number, path in enumerate(_files(out)):
+            (elsewhere / str(number)).write_text("theirs")
+            path.unlink()
+            path.symlink_to(elsewhere / str(number))
+        before = state_of(elsewhere)
+        again, _ = self.mill(source, out)
+        assert state_of(elsewhere) == before
+        assert again.outputs == manifest.outputs
+        assert not [path for path in _files(out) if path.is_symlink()]
+        assert not list(published_faults(out / LATEST, again, Verify.SHA256))
+
+    def test_files_of_others_are_not_published_through_links(self, source: Path, tmp_path: Path) -> None:
+        out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+        manifest, _ = self.mill(source, out)
+        elsewhere.mkdir()
+        # Not every flow publishes files of its stages.
+        published = [path for path in _files(out / STAGES) if path.stat().st_nlink > 1]
+        for path in published[:1]:
+            path.rename(elsewhere / "moved")
+            path.symlink_to(elsewhere / "moved")
+            before = state_of(elsewhere)
+            with pytest.raises(ConfigError) as caught:
+                self.mill(source, out)
+            assert (caught.value.code, caught.value.where) == ("foreign_output", str(path))
+            assert state_of(elsewhere) == before
+            path.unlink()
+            (elsewhere / "moved").rename(path)
+        assert not list(published_faults(out / LATEST, manifest, Verify.SHA256))
+
+    def test_a_folder_where_a_file_belongs_is_named_and_kept(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        self.mill(source, out)
+        for path in _files(out):
+            path.rename(tmp_path / "moved")
+            path.mkdir()
+            (path / "theirs").write_text("theirs")
+            with pytest.raises(StorageError) as caught:
+                self.mill(source, out)
+            assert (caught.value.code, caught.value.where) == ("not_a_file", str(path))
+            assert (path / "theirs").read_text() == "theirs"
+            shutil.rmtree(path)
+            (tmp_path / "moved").rename(path)
+            assert not list(temporary_files(out))
+
+    @pytest.mark.parametrize("kind", ["folder", "link"])
+    def test_a_marker_that_is_no_file_is_refused(self, source: Path, tmp_path: Path, kind: str) -> None:
+        out = tmp_path / "out"
+        self.mill(source, out)
+        (out / MARKER).rename(tmp_path / "marker")
+        (out / MARKER).mkdir() if kind == "folder" else (out / MARKER).symlink_to(tmp_path / "marker")
+        with pytest.raises(ConfigError) as caught:
+            self.mill(source, out)
+        assert (caught.value.code, caught.value.where) == ("foreign_output", str(out / MARKER))
+
     # History and pruning.
 
     def test_runs_are_listed_and_old_ones_pruned(self, source: Path, tmp_path: Path) -> None:
@@ -335,6 +425,26 @@ def _drive(api: str, flow: str, *jobs: str, cwd: Path = ROOT, **variables: str) 
 def _data(manifest: RunManifest) -> dict[str, str]:
     """Digest of every published file, by path."""
     return {record.path: record.sha256 for record in manifest.outputs}
+
+
+def _files(out: Path) -> list[Path]:
+    """The files that runs and stages consist of: no links of ours, no locks."""
+    return [
+        path
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and (not path.is_symlink() or path.readlink().is_absolute())
+        if not path.name.endswith(".lock") and path.name not in (FINGERPRINTS, MARKER)
+    ]
+
+
+def _folders(out: Path) -> list[Path]:
+    """The folders that runs and stages consist of, one of each kind: with the same names below, but for numbers."""
+    kinds: dict[str, Path] = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            held = sorted(below.relative_to(path).as_posix() for below in path.rglob("*"))
+            kinds.setdefault(re.sub(r"[0-9a-f]{16}|\d+", "#", str(held)), path)
+    return list(kinds.values())
 
 
 def _inodes(folder: Path) -> dict[str, tuple[int, int]]:
