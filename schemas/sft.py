@@ -52,6 +52,8 @@ METADATA_VOCABULARY = b"gristmill.vocabulary_size"
 # Letters, digits and "_", then also "." and "-", but never "..".
 DATASET_NAME = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.?$"
 SPLIT_NAMES = ("train", "valid", "test")
+# A worker encodes up to 4 MiB and one row at once, about 200 bytes of memory a byte: 1.2 GB at most.
+MAX_ROW_BYTES = 2**21
 # The arguments a chat template gets for each conversation.
 _RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -336,6 +338,13 @@ class PackSftConfig(Config):
         False,
         title="Deduplicate",
         description="Keep only the first of several identical conversations in a data set.",
+    )
+    max_row_bytes: int = Field(
+        MAX_ROW_BYTES,
+        ge=1024,
+        le=2**26,
+        title="Largest row",
+        description="Reject conversations of more bytes, as JSON; tokenizing takes about 200 bytes of memory a byte.",
     )
     max_reject_fraction: float = max_reject_fraction_field()
     alarms: PackAlarms | None = alarms_field()

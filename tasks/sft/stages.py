@@ -45,6 +45,7 @@ def _tokenize_dataset(
         "settings": config.tokenizer.hash_fields(),
         "train_on": config.train_on,
         "drop_empty": config.drop_empty,
+        "max_row_bytes": config.max_row_bytes,
     }
     return [
         TokenizeJob(
@@ -58,6 +59,7 @@ def _tokenize_dataset(
             tokenizer=config.tokenizer,
             train_on=config.train_on,
             drop_empty=config.drop_empty,
+            max_row_bytes=config.max_row_bytes,
             label=entry.name,
             seen=identity.seen_of(segment.path for segment in segments),
         )

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from schemas.canonical import canonical_json
 from schemas.run import Receipt, RowLedger
-from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
-from tasks.inputs.readers import RowFault, read_rows
+from schemas.sft import MAX_ROW_BYTES, DatasetConfig, TokenizerConfig, TrainOn
+from tasks.inputs.readers import BATCH_BYTES, RowFault, read_rows
 from tasks.inputs.segments import Segment
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter, RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
 from tasks.sft.chat.flags import empty_answers
 from tasks.sft.chat.masks import Sample, samples
-from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, load_tokenizer
+from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, TokenizerFailed, load_tokenizer
 from tasks.sft.chat.tokenizer_source import TokenizerSource
 from tasks.sft.spool import Rows, SpoolWriter
 
@@ -40,6 +40,7 @@ class TokenizeJob(Job):
         source, tokenizer: the tokenizer and its settings.
         train_on: which tokens carry loss.
         drop_empty: reject conversations with an empty assistant turn.
+        max_row_bytes: reject conversations of more bytes.
         seen: what the input files looked like when they were hashed.
     """
 
@@ -50,6 +51,7 @@ class TokenizeJob(Job):
     tokenizer: TokenizerConfig
     train_on: TrainOn
     drop_empty: bool = False
+    max_row_bytes: int = MAX_ROW_BYTES
 
 
 def tokenize_part(job: TokenizeJob) -> Receipt:
@@ -100,6 +102,7 @@ class _Part:
         self, batch: Iterable[tuple[int, Any]], name: str, spool: SpoolWriter, rejects: RejectWriter
     ) -> None:
         rows: list[_Row] = []
+        characters = 0
         for number, value in batch:
             self._rows_in += 1
             try:
@@ -109,8 +112,13 @@ class _Part:
                 continue
             if row is None:
                 self._filtered += 1
-            else:
-                rows.append(row)
+                continue
+            rows.append(row)
+            characters += sum(len(piece.text) for sample in row.samples for piece in sample)
+            # Rows of Parquet, and templates that repeat a conversation for each turn, can hold much more.
+            if characters > BATCH_BYTES:
+                self._encode(rows, name, spool, rejects)
+                rows, characters = [], 0
         if rows:
             self._encode(rows, name, spool, rejects)
 
@@ -125,18 +133,33 @@ class _Part:
         empty = list(empty_answers(conversation.messages))
         if empty and self._job.drop_empty:
             raise RowRejected("empty_answer", f"message {empty[0]}, of the assistant, has no content")
-        digest = _digest([conversation.messages, conversation.tools])
+        data = _json([conversation.messages, conversation.tools])
+        if len(data) > self._job.max_row_bytes:
+            raise RowRejected(
+                "row_too_large",
+                f"the conversation has {len(data):,} bytes as JSON; max_row_bytes allows {self._job.max_row_bytes:,}",
+            )
+        digest = _digest(data)
         group = digest[:8]
         if dataset.fields.group is not None:
             if value.get(dataset.fields.group) is None:
                 raise RowRejected("missing_group", f"the row has no {dataset.fields.group!r}")
-            group = _digest(value[dataset.fields.group])[:8]
+            group = _digest(_json(value[dataset.fields.group]))[:8]
         messages, tools, literals = self._tokenizer.escaper.escape(conversation.messages, conversation.tools)
         found = samples(self._tokenizer.template, Conversation(messages, tools), self._job.train_on, literals)
         return _Row(file, number, digest, group, len(empty), found)
 
     def _encode(self, rows: list[_Row], name: str, spool: SpoolWriter, rejects: RejectWriter) -> None:
-        encoded = self._tokenizer.encode([sample for row in rows for sample in row.samples])
+        try:
+            encoded = self._tokenizer.encode([sample for row in rows for sample in row.samples])
+        except TokenizerFailed as failed:
+            if len(rows) == 1:
+                self._reject(rejects, name, rows[0].number, "tokenizer_failed", str(failed)[:500])
+                return
+            half = len(rows) // 2
+            self._encode(rows[:half], name, spool, rejects)
+            self._encode(rows[half:], name, spool, rejects)
+            return
         seq_row = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row.samples) for row in rows])
         loss_mask = shifted_mask(encoded.trained, encoded.lengths)
         trained = _sums(loss_mask, encoded.lengths)
@@ -236,10 +259,10 @@ def _row_table(rows: list[_Row]) -> Rows:
     )
 
 
-def _digest(value: Any) -> bytes:
-    """Compute a 128-bit digest of plain JSON data, independent of key order."""
+def _json(value: Any) -> bytes:
+    """Write plain JSON data, independent of key order."""
     try:
-        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
         # orjson refuses more than 254 levels, lone surrogates and integers beyond 64 bits. The last are valid.
         # The first must be an error: Python's own limit depends on the caller, and all runners must agree.
@@ -248,7 +271,10 @@ def _digest(value: Any) -> bytes:
                 "nested_too_deeply", "the conversation is nested deeper than 254 levels"
             ) from None
         _refuse_surrogates(value)
-        data = canonical_json(value)
+        return canonical_json(value)
+
+
+def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 

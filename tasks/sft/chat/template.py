@@ -4,8 +4,8 @@ Templates get the same environment as in transformers (`raise_exception`, `tojso
 `{% generation %}`), with three differences:
 
 * `strftime_now` exists only when a date is configured: today's date would change the output every day.
-* Loops, macro calls and `*`/`**` use up a budget of steps, not seconds, so a template that loops forever
-  fails at the same point on every machine.
+* Whatever takes time or memory uses up a budget of steps, not seconds (see `budget.py`), so a template that loops
+  forever fails at the same point on every machine. `lipsum` and `random` do not exist.
 * A generation block prints private-use marks around its text. They survive macros, loops and `set` blocks
   and show exactly where the assistant's text is; `masks.py` removes them.
 """
@@ -22,10 +22,11 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.errors import ConfigError
 from tasks.run.rejects import RowRejected
+from tasks.sft.chat.budget import Budget, TemplateBudgetError
+from tasks.sft.chat.sandbox import BUDGET, SandboxedTemplates
 
 # We reserve supplementary private use area B inside rendered text; content with such a character is escaped
 # before rendering (see escape.py), so a mark can never be forged.
@@ -33,75 +34,10 @@ GENERATION_OPEN = "\U0010fffc"
 GENERATION_CLOSE = "\U0010fffd"
 _RESERVED = re.compile("[\ud800-\udfff\U00100000-\U0010fffd]")
 
-# A quadratic template over 1,400 messages fits; 2M steps take about a second.
-STEP_BUDGET = 2_000_000
-_MAX_REPEATED = 10_000_000
-_BUDGET = "_gristmill_budget"
 # transformers fills the first from the others, because templates read different ones.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
-# In `message.items`, the method takes precedence over a key of that name.
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-
 Message = dict[str, Any]
-
-
-class TemplateBudgetError(jinja2.TemplateError):
-    """The template took more steps than any real conversation needs."""
-
-
-class _Budget:
-    """Count the steps of one render; called by the nodes that `_Environment` inserts."""
-
-    def __init__(self) -> None:
-        self.left = STEP_BUDGET
-
-    def __call__(self, iterable: Any = ()) -> Any:
-        items = iterable if hasattr(iterable, "__len__") else list(iterable)
-        # Entering a block costs about as much as 20 iterations of a plain loop.
-        self.left -= len(items) + 20
-        if self.left < 0:
-            raise TemplateBudgetError(
-                f"the template took more than {STEP_BUDGET:,} steps; does it loop for ever?"
-            )
-        return items
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["*", "**"])
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in list(tree.find_all(nodes.For)):
-            loop.iter = _budget_call([loop.iter], loop.lineno)
-            if loop.recursive:
-                loop.body.insert(0, nodes.ExprStmt(_budget_call([], loop.lineno)))
-        macros: list[nodes.Macro | nodes.CallBlock] = list(tree.find_all(nodes.Macro))
-        for macro in [*macros, *tree.find_all(nodes.CallBlock)]:
-            macro.body.insert(0, nodes.ExprStmt(_budget_call([], macro.lineno)))
-        tree.set_environment(self)
-        return tree
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        # `message.role`: the same answer as jinja2's, without raising and catching AttributeError first.
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (abs(left) <= 2**31 and abs(right) <= 64):
-            raise jinja2.TemplateError(f"{left} ** {right} is too large for a chat template")
-        if operator == "*":
-            for sequence, times in ((left, right), (right, left)):
-                if isinstance(sequence, str | list | tuple) and len(sequence) * int(times) > _MAX_REPEATED:
-                    raise jinja2.TemplateError(f"repeating a sequence {times} times is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _budget_call(arguments: list[nodes.Node], line: int) -> nodes.Call:
-    call = nodes.Call(nodes.Name(_BUDGET, "load"), arguments, [], None, None)
-    call.set_lineno(line)
-    return call
 
 
 class _Generation(Extension):
@@ -142,9 +78,11 @@ def _tojson(
 
 
 @functools.cache
-def _environment(date: datetime.date | None) -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
+def _environment(date: datetime.date | None) -> SandboxedTemplates:
+    environment = SandboxedTemplates(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.add_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     if date is not None:
         environment.globals["strftime_now"] = date.strftime
@@ -174,7 +112,8 @@ class ChatTemplate:
         _refuse_reserved(source)
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(source)
+            self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
+            self._template = environment.from_string(tree)
             # Every render copies the globals; copying jinja2's chain of maps took a third of the render.
             self._template.globals = dict(self._template.globals)
         except Exception as error:
@@ -185,7 +124,6 @@ class ChatTemplate:
                 code="bad_template",
                 where="tokenizer.chat_template",
             ) from error
-        self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
         self.marks_generation = _generation_blocks(tree) > 0
         # One block, in the loop over the messages alone: a loop inside it or a macro could print more.
         inner = (*(loop for outer in tree.find_all(nodes.For) for loop in outer.find_all(nodes.For)),
@@ -201,17 +139,22 @@ class ChatTemplate:
             prompt: end with the header that prompts for the assistant's answer.
 
         Raises:
-            RowRejected: `template_error`, with the error of the template; `template_budget`, it took too many steps.
+            RowRejected: `template_error`, with the error of the template; `template_budget`, it took too many steps
+                or too much memory.
         """
         try:
-            return self._template.render(
-                messages=[_with_reasoning(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=prompt,
-                **{_BUDGET: _Budget()},
-                **self._variables,
+            budget = Budget()
+            context = self._template.new_context(
+                {
+                    "messages": [_with_reasoning(message) for message in messages],
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": prompt,
+                    BUDGET: budget,
+                    **self._variables,
+                }
             )
+            return budget.concat(self._template.root_render_func(context))
         except TemplateBudgetError as error:
             raise RowRejected("template_budget", str(error)) from None
         except RecursionError:

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ from tasks.sft.chat.escape import Escaper
 from tasks.sft.chat.masks import Piece
 from tasks.sft.chat.template import ChatTemplate
 from tasks.sft.chat.tokenizer_source import TokenizerSource
+
+
+class TokenizerFailed(Exception):  # noqa: N818 - a reason for a row, not an error of the run
+    """The tokenizer's native code failed or panicked on a text."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class ChatTokenizer:
 
         Raises:
             IntegrityError: a special token's text encodes to that token even as plain text.
+            TokenizerFailed: native code failed on one of the texts.
         """
         # One call for the pieces of all samples: per-call overhead would dominate short messages.
         pieces = [piece for sample in samples for piece in sample]
@@ -93,7 +98,7 @@ class ChatTokenizer:
 
     def _encode_pieces(self, samples: Sequence[Sequence[Piece]], pieces: list[Piece]) -> list[list[int]]:
         if not self._adds_prefix and not any(piece.literal for piece in pieces):
-            return [e.ids for e in self._backend.encode_batch_fast(_texts(pieces), add_special_tokens=False)]
+            return [e.ids for e in _native(self._backend.encode_batch_fast, _texts(pieces))]
         ids: list[list[int]] = []
         for sample in samples:
             for position, piece in enumerate(sample):
@@ -107,10 +112,10 @@ class ChatTokenizer:
         backend = self._without_added_tokens() if piece.literal else self._backend
         if guarded:
             # After a newline no prefix space is added; the newline's ids are removed again.
-            ids: list[int] = backend.encode("\n" + piece.text, add_special_tokens=False).ids
+            ids: list[int] = _native(backend.encode, "\n" + piece.text).ids
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
-        ids = backend.encode(piece.text, add_special_tokens=False).ids
+        ids = _native(backend.encode, piece.text).ids
         if piece.literal and self._added.get(piece.text) in ids:
             raise IntegrityError(
                 f"the special token {piece.text!r} cannot be escaped: this tokenizer produces it from plain text; "
@@ -136,6 +141,18 @@ class ChatTokenizer:
 
 # Prevent two tasks of one process from both spending a second on loading the same tokenizer.
 _LOADING = threading.Lock()
+
+
+def _native(encode: Callable[..., Any], text: Any) -> Any:
+    try:
+        return encode(text, add_special_tokens=False)
+    except Exception as error:
+        raise TokenizerFailed(str(error)) from error
+    except BaseException as error:
+        # A panic in Rust is no `Exception`, and its class cannot be imported; anything else is a real interrupt.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerFailed(f"the tokenizer panicked: {error}") from None
 
 
 def _texts(pieces: list[Piece]) -> list[str]:
