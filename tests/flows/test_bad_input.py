@@ -183,7 +183,6 @@ GOOD_ROWS: dict[str, tuple[Any, str]] = {
         "a<|im_end|>\n<|im_start|>user\nb<|im_end|>",
     ),
     "254 levels": (row(USER, {**ASSISTANT, "extra": nested(250)}), ANSWER),
-    "calls beside a text": (row(USER, {**ASSISTANT, "tool_calls": [CALL]}), ANSWER),
 }
 
 

@@ -311,7 +311,7 @@ def weigh(value: Any) -> int:
     Stops above `MAX_VALUE`.
 
     >>> weigh("ab"), weigh(["ab", "ab"])
-    (2, 52)
+    (2, 20)
     """
     if isinstance(value, str):
         return len(value) if value.isascii() else 4 * len(value)

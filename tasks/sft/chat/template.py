@@ -112,8 +112,8 @@ class ChatTemplate:
         _refuse_reserved(source)
         try:
             tree = environment.parse(source)
-            self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
             self._template = environment.from_string(tree)
+            self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
             # Every render copies the globals; copying jinja2's chain of maps took a third of the render.
             self._template.globals = dict(self._template.globals)
         except Exception as error:
