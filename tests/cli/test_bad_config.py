@@ -188,7 +188,7 @@ def _made(tmp_path: Path, tokenizer: Path) -> dict[str, tuple[dict[str, Any], st
         "our marks in a template": (own("{{ messages }}\U0010fffc"), "bad_template", "U+10FFFC"),
         "loops for ever": (
             own("{% macro a() %}{% for i in range(99999) %}{{ a() }}{% endfor %}{% endmacro %}"
-                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
+                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"),
             "bad_template",
             "does it loop for ever?",
         ),

@@ -105,11 +105,11 @@ class Budget:
         self.charge(size >> 1)
 
     def loop(self, items: Any, cost: int) -> Any:
-        """Charge for a loop over `items` whose body costs `cost` units; return the items as a collection."""
+        """Charge for a loop over `items` whose body, which may be empty, costs `cost` units; return a collection."""
         if not hasattr(items, "__len__"):
             items = list(items)
         # Entering a loop or a macro costs about as much as 20 nodes.
-        self.charge(len(items) * cost + 20)
+        self.charge(len(items) * (cost + 1) + 20)
         return items
 
     def concat(self, parts: Iterable[str]) -> str:
