@@ -4,19 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Not in the lock, which would pin the gigabytes of CUDA that PyPI's build asks for also where a CPU build is at hand.
-# `make test TORCH=` installs none: the tests that need it are skipped then, and say so.
+# Where there is no build of it, or with `make test TORCH=`, the tests that need it are skipped and say so.
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test golden browser check lint types bench mutants lock clean
+.PHONY: setup demo test golden browser check lint types bench mutants lock licences clean
 
 setup: $(READY)
 	@echo "installed; activate it with: . $(BIN)/activate"
 
 $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements.lock
-	$(if $(TORCH),$(PIP) "$(TORCH)")
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	$(if $(TORCH),$(PIP) "$(TORCH)" || echo "no build of $(TORCH) for this machine: the tests that need it will be skipped")
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
@@ -58,8 +58,12 @@ mutants: $(READY)
 # Needs `uv` on the PATH.
 lock:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
-		--no-header --no-annotate --output-file requirements.lock
+		--generate-hashes --no-header --no-annotate --output-file requirements.lock
 	sed -i '1i # Every package the checks run with, for Python 3.11 to 3.13. `make lock` writes this file anew.' requirements.lock
+
+# After `make lock` and `make setup`: writes docs/licences.md from what is installed.
+licences: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m supply.licences
 
 clean:
 	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from local import Local
+from supply.lock import requirements
 
 from flows.cli.registry import FLOWS
 from tasks.server.control import down
@@ -87,8 +88,10 @@ def install(wheel: Path, environment: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     if os.environ.get("GRISTMILL_TEST_INSTALL") == "registry":
-        lock = ROOT / "requirements.lock"
-        pip("--python", python, "install", "--constraint", lock, f"{wheel}[sft,probes]")
+        # Without the digests, which would be asked of the wheel as well.
+        versions = environment.parent / "versions.txt"
+        versions.write_text("\n".join(map(str, requirements())))
+        pip("--python", python, "install", "--constraint", versions, f"{wheel}[sft,probes]")
         return
     pip("--python", python, "install", "--no-deps", "--no-index", wheel)
     # A line of a path file adds a folder, but not what that folder's own path files add: the checkout.

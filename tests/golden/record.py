@@ -19,10 +19,9 @@ from typing import Any
 
 from golden.cases import INPUTS, ROOT, TOKENIZER, Case, format_versions, run_case
 from golden.digests import byte_digest, digest_of, logical_digest
-from packaging.requirements import Requirement
+from supply.lock import requirements
 
 VALUES = Path(__file__).resolve().parent / "values"
-LOCK = ROOT / "requirements.lock"
 UPDATE = "`make golden`"
 
 Values = dict[str, Any]
@@ -185,7 +184,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 def locked() -> dict[str, set[str]]:
     """Versions that requirements.lock names, for any Python."""
     found: dict[str, set[str]] = {}
-    for requirement in _requirements():
+    for requirement in requirements():
         found.setdefault(requirement.name, set()).update(s.version for s in requirement.specifier)
     return found
 
@@ -194,7 +193,7 @@ def unlocked(packages: Iterable[str]) -> list[str]:
     """Which packages are installed in another version than the lock has for this Python, in words."""
     here = {
         r.name: next(iter(r.specifier)).version
-        for r in _requirements()
+        for r in requirements()
         if r.marker is None or r.marker.evaluate()
     }
     installed = {name: importlib.metadata.version(name) for name in packages}
@@ -203,8 +202,3 @@ def unlocked(packages: Iterable[str]) -> list[str]:
         for name, version in installed.items()
         if version != here[name]
     ]
-
-
-def _requirements() -> list[Requirement]:
-    lines = LOCK.read_text().splitlines()
-    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]

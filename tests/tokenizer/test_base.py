@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -145,9 +146,8 @@ def test_a_comparison_measures_the_same_rows(sample: Path, tmp_path: Path) -> No
     [before] = plain.statistics["bytes_per_token"]
     assert bucket == {**before, **{key: bucket[key] for key in bucket if key.startswith("compared")}}
     # The rule of held-out rows, written out once more.
-    numpy = pytest.importorskip("numpy")
     texts = pq.read_table(sample / "a.parquet")["text"].to_pylist()
-    held_out = numpy.random.default_rng([42, 0]).random(len(texts)) < 0.2
+    held_out = np.random.default_rng([42, 0]).random(len(texts)) < 0.2
     other = Tokenizer.from_file(str(FIXTURE / "tokenizer.json"))
     chosen = [text for text, is_out in zip(texts, held_out, strict=True) if is_out]
     tokens = sum(len(other.encode(text).ids) for text in chosen)
