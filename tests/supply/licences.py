@@ -74,9 +74,7 @@ def installed_with(package: str, extras: tuple[str, ...]) -> set[str]:
         name, chosen = waiting.pop()
         if (name, chosen) not in found:
             found.add((name, chosen))
-            waiting += [
-                (canonicalize_name(r.name), tuple(sorted(r.extras))) for r in declared(name, chosen)
-            ]
+            waiting += [(canonicalize_name(r.name), tuple(sorted(r.extras))) for r in declared(name, chosen)]
     return {name for name, _ in found}
 
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -99,7 +98,9 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_imported() -
     assert names("test", "dev") - used == TOOLS | DATA
 
 
-@pytest.mark.parametrize("name", sorted(licences.installed_with("gristmill", licences.EXTRAS) - {"gristmill"}))
+@pytest.mark.parametrize(
+    "name", sorted(licences.installed_with("gristmill", licences.EXTRAS) - {"gristmill"})
+)
 def test_the_licence_of_every_package_is_in_the_table(name: str) -> None:
     lines = licences.PAGE.read_text(encoding="utf-8").splitlines()
     [line] = [line for line in lines if line.startswith(f"| {name} |")]
