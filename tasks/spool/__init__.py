@@ -1,0 +1,1 @@
+"""Files of records ordered by position, of which any interval is read by range."""

@@ -1,0 +1,128 @@
+"""Read intervals of a spool."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import IntegrityError
+from tasks.spool.layout import BUCKET_BITS, BUCKETS, FOOTER, INDEX, MAGIC, padded
+from tasks.storage.reading import Ranges, open_ranges
+
+_SHIFT = np.uint64(64 - BUCKET_BITS)
+
+
+class SpoolReader:
+    """An open spool; see `tasks.spool.layout`.
+
+    Args:
+        ranges: the file; record, payload: the dtypes it was written with.
+        where: its path, for errors.
+
+    Raises:
+        IntegrityError: `broken_spool`: it is not a spool of these dtypes, or not whole.
+    """
+
+    def __init__(self, ranges: Ranges, record: np.dtype[Any], payload: np.dtype[Any], where: str) -> None:
+        self._ranges, self._record, self._payload, self._where = ranges, record, payload, where
+        raw = ranges.read(max(ranges.bytes - FOOTER.itemsize, 0), FOOTER.itemsize)
+        if len(raw) < FOOTER.itemsize or not raw.startswith(MAGIC):
+            raise self._broken("it has no footer of a spool")
+        [footer] = np.frombuffer(raw, FOOTER)
+        self.num_items, self.num_records = int(footer["items"]), int(footer["records"])
+        self._entries, self.stride = int(footer["entries"]), int(footer["stride"])
+        self._buckets = int(footer["buckets"])
+        sizes = (int(footer["payload_size"]), int(footer["record_size"]))
+        if sizes != (payload.itemsize, record.itemsize):
+            raise self._broken(f"items and records have {sizes} bytes; expected {payload.itemsize, record.itemsize}")
+        self._records_at = padded(self.num_items * payload.itemsize)
+        self._index_at = self._records_at + padded(self.num_records * record.itemsize)
+        self._histogram_at = self._index_at + self._entries * INDEX.itemsize
+        whole = self._histogram_at + 2 * 4 * self._buckets + FOOTER.itemsize
+        if whole != ranges.bytes:
+            raise self._broken(f"it has {ranges.bytes} bytes; its footer says {whole}")
+
+    def _broken(self, reason: str) -> IntegrityError:
+        return IntegrityError(
+            f"this spool is damaged: {reason}; delete its stage folder and run again",
+            code="broken_spool",
+            where=self._where,
+        )
+
+    @cached_property
+    def index(self) -> NDArray[Any]:
+        """`INDEX[entries]`: every `stride`-th record."""
+        return self._array(self._index_at, self._entries, INDEX)
+
+    def histogram(self, distinct: bool) -> NDArray[np.int64]:
+        """Return the items by the upper 12 bits of their record's position: int64[4096]."""
+        if self._buckets:
+            at = self._histogram_at + (4 * BUCKETS if distinct else 0)
+            return self._array(at, BUCKETS, np.dtype("<u4")).astype(np.int64)
+        bucket = (self.index["position"] >> _SHIFT).astype(np.int64)
+        return np.bincount(bucket, self.weights(distinct), BUCKETS).astype(np.int64)
+
+    def weights(self, distinct: bool) -> NDArray[np.int64]:
+        """Return the items of each entry of the index and of the records up to the next: int64[entries]."""
+        before = self.index["distinct" if distinct else "items"].astype(np.int64)
+        total = self.num_items if distinct else self._all_items
+        return np.diff(before, append=total)
+
+    @cached_property
+    def _all_items(self) -> int:
+        """Items of all records, shared ones counted as often as they are shared."""
+        if not self._entries:
+            return 0
+        last = (self._entries - 1) * self.stride
+        tail = self._array(
+            self._records_at + last * self._record.itemsize, self.num_records - last, self._record
+        )
+        return int(self.index["items"][-1]) + int(tail["length"].sum())
+
+    def records(self, low: int, high: int) -> NDArray[Any]:
+        """Read the records with positions in `[low, high)`, in order; `high` may be 2**64."""
+        if low >= high or not self.num_records:
+            return np.zeros(0, self._record)
+        bounds = np.array([low, high - 1], np.uint64)
+        entries = self.index["position"]
+        first = max(int(np.searchsorted(entries, bounds[0], "left")) - 1, 0) * self.stride
+        end = min(int(np.searchsorted(entries, bounds[1], "right")) * self.stride, self.num_records)
+        some = self._array(
+            self._records_at + first * self._record.itemsize, max(end - first, 0), self._record
+        )
+        inside = slice(
+            int(np.searchsorted(some["position"], bounds[0], "left")),
+            int(np.searchsorted(some["position"], bounds[1], "right")),
+        )
+        return some[inside]
+
+    def items(self, records: NDArray[Any]) -> tuple[int, NDArray[Any]]:
+        """Read the items of records of an interval; return the first one's number, and all in one array."""
+        if not len(records):
+            return 0, np.zeros(0, self._payload)
+        first = int(records["start"].min())
+        end = int((records["start"] + records["length"]).max())
+        return first, self._array(first * self._payload.itemsize, end - first, self._payload)
+
+    def _array(self, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        raw = self._ranges.read(at, count * dtype.itemsize)
+        if len(raw) != count * dtype.itemsize:
+            raise self._broken("it is shorter than its footer says")
+        return np.frombuffer(raw, dtype)
+
+
+@contextlib.contextmanager
+def open_spool(path: Path, record: np.dtype[Any], payload: np.dtype[Any]) -> Iterator[SpoolReader]:
+    """Open a spool for reading.
+
+    Raises:
+        IntegrityError: see `SpoolReader`.
+    """
+    with open_ranges(path) as ranges:
+        yield SpoolReader(ranges, record, payload, str(path))
