@@ -19,11 +19,11 @@ from tasks.runtime.story import tell
 from tasks.sft import steps
 from tasks.sft.identity import DOMAIN, PackIdentity, identify
 from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
-from tasks.sft.packed import PackedRun, PackedSplit, packed_splits
+from tasks.sft.packed import PackedRun, PackedSplit, made_split
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
 from tasks.sft.screen import check_screened
-from tasks.sft.stages import plan_jobs, screen_jobs, tokenize_jobs, write_jobs
+from tasks.sft.stages import cut_jobs, pack_jobs, screen_jobs, tokenize_jobs
 from tasks.sft.validate import ValidateJob
 from tasks.steps import finish
 
@@ -45,7 +45,7 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
 def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """Run the steps in order: screen, tokenize, plan, write, validate, report, publish."""
+    """Run the steps in order: screen, tokenize, cut, pack, validate, report, publish."""
     screened = each(steps.screen, screen_jobs(config, identity))
     check_screened(config, screened)
 
@@ -55,21 +55,17 @@ def mill(
     ledgers = dataset_ledgers(config, spools)
     _log_tokenized(ledgers, spools)
 
-    plans = plan_jobs(config, spools)
-    planned = each(steps.plan, [plan.job for plan in plans])
-    ledger = run_ledger(config, ledgers, plans, planned)
-
-    shards = [
-        write_jobs(config, plan, receipt, spools[plan.dataset.name][0])
-        for plan, receipt in zip(plans, planned, strict=True)
-    ]
-    receipts = iter(each(steps.write, [job for jobs in shards for job in jobs]))
-    packed = packed_splits(plans, planned, [[next(receipts) for _ in jobs] for jobs in shards])
+    cuts = each(steps.cut, cut_jobs(config, spools))
+    splits = pack_jobs(config, spools, cuts)
+    receipts = iter(each(steps.pack, [job for split in splits for job in split.jobs]))
+    made = [made_split(split, [next(receipts) for _ in split.jobs]) for split in splits]
+    ledger = run_ledger(config, ledgers, made)
+    packed = tuple(entry for entry in made if entry.statistics["bins"])
     check_splits(packed)
     _log_packed(packed)
 
     once(steps.validate, ValidateJob(config.output_dir, packed, config.workers))
-    run = PackedRun(config, screened, spools, plans, planned, packed, ledger)
+    run = PackedRun(config, screened, spools, cuts, made, packed, ledger)
     report = PackReport(run, identity.tokenizer.folder)
     return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 
@@ -83,9 +79,13 @@ def _log_tokenized(ledgers: Mapping[str, RowLedger], spools: Mapping[str, Sequen
 
 def _log_packed(packed: Sequence[PackedSplit]) -> None:
     for entry in packed:
-        plan = entry.plan.statistics
-        full = plan["packing_efficiency"]
+        counts = entry.statistics
+        full = counts["packing_efficiency"]
         where = f"{entry.dataset} {entry.split}"
         log.info(
-            "packed %s: %d sequences in %d bins, %.2f%% full", where, plan["sequences"], plan["bins"], full
+            "packed %s: %d sequences in %d bins, %.2f%% full",
+            where,
+            counts["sequences"],
+            counts["bins"],
+            full,
         )

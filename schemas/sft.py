@@ -41,6 +41,8 @@ FORMAT_VERSION = 2
 # What trainers open: names at the top of the output directory, and their targets.
 BLEND = "blend.json"
 SPLITS = "splits"
+# Which row every sequence came from; beside the folders that trainers open.
+PROVENANCE = "provenance"
 PUBLISHED = {BLEND: "latest/blend.json", SPLITS: "latest/splits"}
 
 METADATA_VERSION = b"gristmill.format_version"

@@ -10,7 +10,6 @@ from schemas.run import Receipt, RowLedger
 from schemas.sft import PackSftConfig
 from tasks.run.limits import check_reject_limit, check_rows, total_ledger
 from tasks.sft.packed import PackedSplit
-from tasks.sft.stages import SplitPlan
 
 
 def dataset_ledgers(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> dict[str, RowLedger]:
@@ -38,8 +37,7 @@ def dataset_ledgers(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt
 def run_ledger(
     config: PackSftConfig,
     tokenized: Mapping[str, RowLedger],
-    plans: Sequence[SplitPlan],
-    planned: Sequence[Receipt],
+    made: Sequence[PackedSplit],
 ) -> RowLedger:
     """Return the ledger of the whole run: tokenizing followed by packing, for each data set.
 
@@ -49,9 +47,7 @@ def run_ledger(
     """
     total = []
     for name, ledger in tokenized.items():
-        receipts = [
-            receipt for plan, receipt in zip(plans, planned, strict=True) if plan.dataset.name == name
-        ]
+        receipts = [receipt for entry in made if entry.dataset == name for receipt in entry.receipts]
         packed = ledger.then(total_ledger(receipts))
         if packed.rows_rejected > ledger.rows_rejected:
             check_reject_limit(

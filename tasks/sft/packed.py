@@ -12,9 +12,9 @@ from schemas.run import FileRecord, Receipt, RowLedger
 from schemas.sft import PackSftConfig
 from tasks.report.numbers import counted, share
 from tasks.sft.datasets.blending import normalised
-from tasks.sft.plan import OVERFLOW_COUNTS
+from tasks.sft.order.fit import OVERFLOW_COUNTS
 from tasks.sft.screen import screening_warnings
-from tasks.sft.stages import SplitPlan
+from tasks.sft.stages import SplitShards
 
 METADATA_KEYS = (
     "max_samples_per_bin",
@@ -24,7 +24,8 @@ METADATA_KEYS = (
     "packing_efficiency",
     "pack_size",
 )
-
+# What is added up over shards.
+_SUMS = ("bins", "sequences", "tokens", "padding_tokens", "trained_tokens")
 
 # A data set whose share of the bins is closer to its weight's than this, and not a half more or less, is taken as
 # having it.
@@ -39,40 +40,76 @@ class PackedSplit:
     Attributes:
         dataset: name of the data set; `weight` is its weight in the blend, `pack_hash` names its folder.
         split: `train`, `valid` or `test`.
-        plan: the plan's receipt; `shards` are the write receipts, in shard order.
+        receipts: of its jobs, in shard order; `size` is the pack size.
     """
 
     dataset: str
     weight: float
     pack_hash: str
     split: str
-    plan: Receipt
-    shards: tuple[Receipt, ...]
+    size: int
+    receipts: tuple[Receipt, ...]
 
     @property
     def folder(self) -> str:
         return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
 
     def files(self) -> dict[str, list[FileRecord]]:
-        """Group the files by shard path, relative to the output directory, in shard order."""
+        """Group the files of shards by their path, relative to the output directory, in shard order."""
         found: dict[str, list[FileRecord]] = {}
-        for receipt in self.shards:
-            for record in receipt.files:
-                # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
-                found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
+        for record in self._records("shard_"):
+            # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
+            found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
         return found
 
+    def provenance(self) -> list[FileRecord]:
+        """Return the file of each shard that says where its sequences came from, in shard order."""
+        return self._records("provenance-")
 
-def packed_splits(
-    plans: Sequence[SplitPlan], planned: Sequence[Receipt], written: Sequence[Sequence[Receipt]]
-) -> tuple[PackedSplit, ...]:
-    """Join plans and written shards for publishing; plans without bins are left out."""
-    return tuple(
-        PackedSplit(
-            plan.dataset.name, plan.dataset.weight, plan.pack_hash, plan.split, receipt, tuple(shards)
-        )
-        for plan, receipt, shards in zip(plans, planned, written, strict=True)
-        if receipt.statistics["bins"]
+    def figures(self, name: str) -> list[FileRecord]:
+        """Return the files that count `lengths` of sequences or `fills` of bins."""
+        return self._records(f"{name}-")
+
+    def _records(self, prefix: str) -> list[FileRecord]:
+        return [
+            record
+            for receipt in self.receipts
+            for record in receipt.files
+            if PurePosixPath(record.path).parts[2].startswith(prefix)
+        ]
+
+    @property
+    def shards(self) -> list[dict[str, int]]:
+        """What each shard holds, in shard order; intervals without sequences have none."""
+        return [shard for receipt in self.receipts for shard in receipt.statistics["shards"]]
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """Add up the shards; the names trainers read are of runtime lengths."""
+        shards = self.shards
+        sums = {name: sum(shard[name] for shard in shards) for name in (*_SUMS, "runtime_tokens")}
+        bins, runtime = sums["bins"], sums.pop("runtime_tokens")
+        return {
+            **sums,
+            "shards": len(shards),
+            "max_samples_per_bin": max((shard["max_samples_per_bin"] for shard in shards), default=0),
+            "dataset_max_seqlen": max((shard["dataset_max_seqlen"] for shard in shards), default=0),
+            "min_packed_seqlen": min((shard["min_packed_seqlen"] for shard in shards), default=0),
+            "packing_factor": round(sums["sequences"] / bins, 4) if bins else 0.0,
+            "packing_efficiency": round(100 * runtime / (bins * self.size), 4) if bins else 0.0,
+            "pack_size": self.size,
+            **{
+                name: sum(int(receipt.statistics[name]) for receipt in self.receipts)
+                for name in OVERFLOW_COUNTS
+            },
+        }
+
+
+def made_split(split: SplitShards, receipts: Sequence[Receipt]) -> PackedSplit:
+    """Join the jobs of a split and what they made."""
+    dataset = split.dataset
+    return PackedSplit(
+        dataset.name, dataset.weight, split.pack_hash, split.split, split.jobs[0].pack.size, tuple(receipts)
     )
 
 
@@ -83,16 +120,16 @@ class PackedRun:
     Attributes:
         screened: the receipt of each data set's first rows, in configuration order.
         spools: the tokenize receipts of every data set, by name.
-        plans, planned: one plan for each split and data set, and its receipt.
-        packed: every data set and split with at least one bin.
+        cuts: the receipt of each data set's cuts, in configuration order.
+        made: every data set in every split, by split; `packed`: those with at least one bin.
         ledger: of the whole run.
     """
 
     config: PackSftConfig
     screened: Sequence[Receipt]
     spools: Mapping[str, Sequence[Receipt]]
-    plans: Sequence[SplitPlan]
-    planned: Sequence[Receipt]
+    cuts: Sequence[Receipt]
+    made: Sequence[PackedSplit]
     packed: tuple[PackedSplit, ...]
     ledger: RowLedger
 
@@ -107,27 +144,17 @@ def _statistics(run: PackedRun) -> dict[str, Any]:
 
     What `pack.overflow` lost is counted over everything that was planned: also where nothing of a data set was left.
     """
-    totals = dict.fromkeys(("bins", "sequences", "tokens", "trained_tokens", "padding_tokens"), 0)
+    totals = dict.fromkeys(_SUMS, 0)
     splits: dict[str, dict[str, Any]] = {}
     for entry in run.packed:
-        plan = entry.plan.statistics
-        counts = {
-            name: int(plan[name]) for name in ("bins", "sequences", "tokens", "padding_tokens", "shards")
-        }
-        counts["trained_tokens"] = sum(int(shard.statistics["trained_tokens"]) for shard in entry.shards)
-        totals = {name: totals[name] + counts[name] for name in totals}
-        splits.setdefault(entry.split, {})[entry.dataset] = {
-            **counts,
-            **{name: plan[name] for name in METADATA_KEYS},
-            **{name: plan[name] for name in OVERFLOW_COUNTS},
-            "weight": entry.weight,
-        }
+        totals = {name: totals[name] + entry.statistics[name] for name in totals}
+        splits.setdefault(entry.split, {})[entry.dataset] = {**entry.statistics, "weight": entry.weight}
     for datasets in splits.values():
         _add_shares(datasets)
     spools = [receipt for receipts in run.spools.values() for receipt in receipts]
     return {
         **totals,
-        **{name: sum(int(receipt.statistics[name]) for receipt in run.planned) for name in OVERFLOW_COUNTS},
+        **{name: sum(entry.statistics[name] for entry in run.made) for name in OVERFLOW_COUNTS},
         "empty_answers": sum(int(receipt.statistics["empty_answers"]) for receipt in spools),
         "missing": _missing(run),
         "splits": splits,
@@ -152,9 +179,9 @@ def _missing(run: PackedRun) -> dict[str, list[str]]:
     """Return, for each configured split, the data sets of which it has nothing."""
     present = {(entry.split, entry.dataset) for entry in run.packed}
     missing: dict[str, list[str]] = {}
-    for plan in run.plans:
-        if (plan.split, plan.dataset.name) not in present:
-            missing.setdefault(plan.split, []).append(plan.dataset.name)
+    for entry in run.made:
+        if (entry.split, entry.dataset) not in present:
+            missing.setdefault(entry.split, []).append(entry.dataset)
     return missing
 
 
@@ -190,8 +217,10 @@ def _fate(run: PackedRun, split: str, dataset: str) -> str:
     """Say why nothing of a data set is in a split."""
     rows = sum(
         receipt.ledger.rows_in
-        for plan, receipt in zip(run.plans, run.planned, strict=True)
-        if (plan.split, plan.dataset.name) == (split, dataset) and receipt.ledger is not None
+        for entry in run.made
+        if (entry.split, entry.dataset) == (split, dataset)
+        for receipt in entry.receipts
+        if receipt.ledger is not None
     )
     return f"none of its {counted(rows, 'conversation')} fitted" if rows else "no conversation fell into it"
 

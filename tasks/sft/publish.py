@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from schemas.run import FileRecord
-from schemas.sft import BLEND, SPLITS
+from schemas.sft import BLEND, PROVENANCE, SPLITS
 from tasks.run.publish import Contents, json_document, part_stages
 from tasks.run.rejects import numbered, reject_links
 from tasks.sft.packed import METADATA_KEYS, PackedRun, PackedSplit, warnings
@@ -33,7 +32,7 @@ def _view(packed: Sequence[PackedSplit]) -> _View:
     metadata: dict[str, list[dict[str, Any]]] = {}
     positions: dict[str, int] = {}
     for entry in packed:
-        bins = [end - start for start, end in itertools.pairwise(entry.plan.statistics["shard_bins"])]
+        bins = [shard["bins"] for shard in entry.shards]
         for shard, (stage_path, records) in enumerate(entry.files().items()):
             name = PurePosixPath(stage_path).name
             path = f"{entry.folder}/{name}"
@@ -46,7 +45,10 @@ def _view(packed: Sequence[PackedSplit]) -> _View:
             blend.setdefault(entry.split, []).extend(
                 [f"{share:.12g}", str(PurePosixPath(path).with_suffix(""))]
             )
-        metadata.setdefault(entry.split, []).append({k: entry.plan.statistics[k] for k in METADATA_KEYS})
+        for record in entry.provenance():
+            name = PurePosixPath(record.path).name.replace("provenance-", "shard_")
+            view.links[f"{PROVENANCE}/{entry.folder.removeprefix('datasets/')}/{name}"] = record
+        metadata.setdefault(entry.split, []).append({k: entry.statistics[k] for k in METADATA_KEYS})
     view.documents[BLEND] = json_document(blend)
     for split, entries in metadata.items():
         view.documents[f"pack_metadata/{split}.json"] = json_document(entries)
@@ -72,8 +74,9 @@ def _reject_links(run: PackedRun) -> dict[str, FileRecord]:
         entry for name, receipts in run.spools.items() for entry in numbered(f"{name}-tokenize", receipts)
     ]
     named += [
-        (f"{plan.dataset.name}-pack-{plan.split}", receipt)
-        for plan, receipt in zip(run.plans, run.planned, strict=True)
+        named
+        for entry in run.made
+        for named in numbered(f"{entry.dataset}-pack-{entry.split}", entry.receipts)
     ]
     return reject_links(named)
 
@@ -83,10 +86,8 @@ def _lineage(run: PackedRun) -> dict[str, str]:
     stages = {f"screen/{dataset.name}": receipt.stage for dataset, receipt in named}
     for name, receipts in run.spools.items():
         stages |= part_stages("tokenize", receipts, name)
-    written = {(entry.dataset, entry.split): entry.shards for entry in run.packed}
-    for plan, receipt in zip(run.plans, run.planned, strict=True):
-        name = f"{plan.dataset.name}/{plan.split}"
-        stages[f"plan/{name}"] = receipt.stage
-        for shard in written.get((plan.dataset.name, plan.split), ())[:1]:
-            stages[f"write/{name}"] = shard.stage
+    for dataset, cut in zip(run.config.datasets, run.cuts, strict=True):
+        stages[f"cut/{dataset.name}"] = cut.stage
+    for entry in run.made:
+        stages[f"pack/{entry.dataset}/{entry.split}"] = entry.receipts[0].stage
     return stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.report import Chart, Column, Fact, Sample, Table
-from schemas.sft import Count, PackConfig
 from tasks.report.histogram import even_classes, fill_classes, histogram
 from tasks.report.numbers import count, counted, share, some_of
 from tasks.run.drift import fill_share
-from tasks.run.layout import stage_folder
-from tasks.sft.gather import PackPlan
-from tasks.sft.packed import PackedRun
-from tasks.sft.plan import OVERFLOW_COUNTS, padded_length
+from tasks.sft.order.fit import OVERFLOW_COUNTS
+from tasks.sft.packed import PackedRun, PackedSplit
 from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.view import Decode, load_decoder, passages
+from tasks.storage.arrays import read_array
 
 # How much of the published bins is shown.
 _SAMPLED_BINS = 3
@@ -45,9 +43,6 @@ _SHARE_NOTE = (
     "trainer that opens the split's folder sees; epochs: how often a blend as long as the split shows each bin."
 )
 
-# Sequences processed at a time: about 50 MB of temporary arrays.
-_BLOCK_ITEMS = 1 << 20
-
 
 @dataclass(frozen=True)
 class PackReport:
@@ -55,7 +50,7 @@ class PackReport:
 
     run: PackedRun
     tokenizer_folder: str
-    steps: tuple[str, ...] = ("screen", "tokenize", "plan", "write")
+    steps: tuple[str, ...] = ("screen", "tokenize", "cut", "pack")
 
     @property
     def subject(self) -> str:
@@ -100,28 +95,24 @@ class PackReport:
     def charts(self) -> tuple[Chart, ...]:
         """Draw sequence lengths and the fill of the bins."""
         root, pack = Path(self.run.config.output_dir), self.run.config.pack
-        # The plans give the longest runtime length, one less than stored.
-        longest = max(int(entry.plan.statistics["dataset_max_seqlen"]) + 1 for entry in self.run.packed)
-        lengths = np.zeros(longest + 1, np.int64)
-        fills = []
-        for entry in self.run.packed:
-            plan = PackPlan(stage_folder(root, entry.plan.stage))
-            lengths += length_counts(plan, len(lengths))
-            fills.append(bin_fills(plan, pack))
+        lengths = _figures(root, self.run.packed, "lengths")
+        counts = np.zeros(int(lengths[:, 0].max()) + 1, np.int64)
+        np.add.at(counts, lengths[:, 0], lengths[:, 1])
+        fills = _figures(root, self.run.packed, "fills")
         return (
             histogram(
                 "Sequence lengths",
                 "Sequences by length in tokens, after truncation or splitting.",
                 "tokens",
                 "sequences",
-                even_classes(lengths),
+                even_classes(counts),
             ),
             histogram(
                 "Fill of the bins",
                 "Bins by filled share of the pack size; the classes get finer towards full.",
                 "filled, from",
                 "bins",
-                fill_classes(np.concatenate(fills)),
+                fill_classes(fills[:, 0] / pack.size, fills[:, 1]),
             ),
         )
 
@@ -179,24 +170,8 @@ def _share_row(counts: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def length_counts(plan: PackPlan, end: int) -> NDArray[np.int64]:
-    """Count the sequences of each stored length below `end`, padding excluded: int64[end]."""
-    counts = np.zeros(end, np.int64)
-    for start in range(0, len(plan.item_length), _BLOCK_ITEMS):
-        counts += np.bincount(plan.item_length[start : start + _BLOCK_ITEMS], minlength=end)
-    return counts
-
-
-def bin_fills(plan: PackPlan, pack: PackConfig) -> NDArray[np.float64]:
-    """Compute the filled share of each bin, counting as `pack.count` does: float64[bins]."""
-    lengths = plan.item_length
-    num_bins = len(plan.bin_offsets) - 1
-    step = max(1, _BLOCK_ITEMS * num_bins // max(len(lengths), 1))
-    fills = []
-    for first in range(0, num_bins, step):
-        offsets = plan.bin_offsets[first : min(first + step, num_bins) + 1]
-        items = plan.bin_items[offsets[0] : offsets[-1]]
-        stored = padded_length(lengths[items].astype(np.int64), pack.pad_to_multiple)
-        cost = stored - 1 if pack.count is Count.RUNTIME else stored
-        fills.append(np.add.reduceat(cost, offsets[:-1] - offsets[0]))
-    return np.concatenate([np.zeros(0), *fills]) / pack.size
+def _figures(root: Path, packed: Sequence[PackedSplit], name: str) -> NDArray[np.int64]:
+    """Return values and how often each occurs in a job: int64[n, 2]."""
+    return np.concatenate(
+        [read_array(root / record.path) for entry in packed for record in entry.figures(name)]
+    )

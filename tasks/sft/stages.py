@@ -1,28 +1,29 @@
 """The jobs of a pack-sft run, stage by stage, and the hashes that key each stage.
 
-Stage keys form a chain: a part's spool depends on its piece of the input and the tokenizing settings; a plan on
-its spools and the packing settings; shards on their plan and the storage settings. Each hashes only its own
-fields, so a new pack size never tokenizes again, and a new blend weight rewrites only small files.
+Stage keys form a chain: a part's spool depends on its piece of the input and the tokenizing settings; the cuts of a
+data set on its spools, the splits and the seed; shards on the cuts, the packing and the storage settings. Each hashes
+only its own fields, so a new pack size never tokenizes again, and a new blend weight rewrites only small files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.run import Receipt
 from schemas.sft import DatasetConfig, PackSftConfig
 from tasks.inputs.segments import Segment, cut, group, part_bytes_for
 from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
+from tasks.sft.cut import CutJob
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
-from tasks.sft.plan import PlanJob
+from tasks.sft.pack import PackJob
 from tasks.sft.screen import ScreenJob
 from tasks.sft.tokenize import TokenizeJob
-from tasks.sft.write import WriteJob
 
 # With more task runs than this, Prefect's overhead becomes noticeable; several shards then share a task.
-_MAX_WRITE_TASKS = 128
+_MAX_PACK_TASKS = 128
 
 
 def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
@@ -97,78 +98,100 @@ def _segment_fields(segment: Segment, digest: str) -> list[object]:
     return [segment.name, digest, segment.format, segment.start, segment.stop]
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """A plan to compute: one data set in one split."""
-
-    dataset: DatasetConfig
-    split: str
-    pack_hash: str
-    job: PlanJob
-
-
-def plan_jobs(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[SplitPlan]:
-    """Create one plan job for each split and data set, ordered by split.
+def cut_jobs(config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]) -> list[CutJob]:
+    """Create the job that cuts each data set into shards, in configuration order.
 
     Args:
         spools: the tokenize receipts of every data set, in part order.
     """
-    plans = []
-    for split, (low, high) in config.splits.intervals().items():
-        for dataset in config.datasets:
-            receipts = spools[dataset.name]
-            stages = tuple(receipt.stage for receipt in receipts)
-            shared = {
-                "spools": stages,
-                "seed": config.seed,
-                "deduplicate": config.deduplicate,
-                "pack": config.pack.hash_fields(),
-                "shard_tokens": config.storage.shard_tokens,
-            }
-            job = PlanJob(
-                output_dir=absolute_root(config),
-                stage=DOMAIN.stage_key("plan", **shared, interval=[low, high]),
-                spool_stages=stages,
-                source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in receipts),
-                low=low,
-                high=high,
-                seed=config.seed,
-                deduplicate=config.deduplicate,
-                pack=config.pack,
-                shard_tokens=config.storage.shard_tokens,
-                label=f"{dataset.name} {split}",
-            )
-            storage = config.storage.hash_fields()
-            plans.append(SplitPlan(dataset, split, DOMAIN.stage_key("pack", **shared, storage=storage), job))
-    return plans
+    return [
+        CutJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key("cut", **_cut_fields(config, dataset, spools[dataset.name])),
+            spool_stages=tuple(receipt.stage for receipt in spools[dataset.name]),
+            splits=config.splits,
+            seed=config.seed,
+            grouped=dataset.fields.group is not None,
+            deduplicate=config.deduplicate,
+            shard_tokens=config.storage.shard_tokens,
+            label=dataset.name,
+        )
+        for dataset in config.datasets
+    ]
 
 
-def write_jobs(config: PackSftConfig, plan: SplitPlan, planned: Receipt, spool: Receipt) -> list[WriteJob]:
-    """Create the jobs that write the shards of one plan, at most 128 of them.
+def _cut_fields(config: PackSftConfig, dataset: DatasetConfig, spools: Sequence[Receipt]) -> dict[str, Any]:
+    return {
+        "spools": [receipt.stage for receipt in spools],
+        "splits": config.splits.hash_fields(),
+        "seed": config.seed,
+        "deduplicate": config.deduplicate,
+        "shard_tokens": config.storage.shard_tokens,
+        "grouped": dataset.fields.group is not None,
+    }
+
+
+@dataclass(frozen=True)
+class SplitShards:
+    """The shards to make of one data set in one split.
+
+    Attributes:
+        pack_hash: names the folder of the data set's shards.
+        jobs: in shard order.
+    """
+
+    dataset: DatasetConfig
+    split: str
+    pack_hash: str
+    jobs: tuple[PackJob, ...]
+
+
+def pack_jobs(
+    config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]], cuts: Sequence[Receipt]
+) -> list[SplitShards]:
+    """Create the jobs that make the shards, by split and data set; at most 128 for each.
 
     Args:
-        planned: the plan's receipt.
-        spool: any tokenize receipt of the data set; it has the tokenizer's ids.
+        spools: the tokenize receipts of every data set, in part order.
+        cuts: the receipt of each data set's cuts, in configuration order.
     """
-    storage = config.storage.hash_fields()
-    stage = DOMAIN.stage_key("write", plan=planned.stage, storage=storage)
-    shards = int(planned.statistics["shards"])
-    batch = batch_size(shards, _MAX_WRITE_TASKS)
     return [
-        WriteJob(
-            output_dir=plan.job.output_dir,
+        _pack_split(config, dataset, split, spools[dataset.name], cut)
+        for split in config.splits.intervals()
+        for dataset, cut in zip(config.datasets, cuts, strict=True)
+    ]
+
+
+def _pack_split(
+    config: PackSftConfig, dataset: DatasetConfig, split: str, spools: Sequence[Receipt], cut: Receipt
+) -> SplitShards:
+    settings = {"pack": config.pack.hash_fields(), "storage": config.storage.hash_fields()}
+    stage = DOMAIN.stage_key("pack", cut=cut.stage, split=split, **settings)
+    shards = int(cut.statistics["shards"][split])
+    batch = batch_size(shards, _MAX_PACK_TASKS)
+    said = spools[0].statistics
+    jobs = tuple(
+        PackJob(
+            output_dir=absolute_root(config),
             stage=stage,
             part=part,
-            plan_stage=planned.stage,
-            spool_stages=plan.job.spool_stages,
+            cut_stage=cut.stage,
+            spool_stages=tuple(receipt.stage for receipt in spools),
+            source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in spools),
+            split=split,
             first_shard=first,
             end_shard=min(first + batch, shards),
+            seed=config.seed,
+            grouped=dataset.fields.group is not None,
+            deduplicate=config.deduplicate,
             pack=config.pack,
             storage=config.storage,
-            eos_id=spool.statistics["eos_id"],
-            tokenizer_digest=str(spool.statistics["tokenizer_digest"]),
-            vocabulary_size=int(spool.statistics["vocabulary_size"]),
-            label=plan.job.label,
+            eos_id=said["eos_id"],
+            tokenizer_digest=str(said["tokenizer_digest"]),
+            vocabulary_size=int(said["vocabulary_size"]),
+            label=f"{dataset.name} {split}",
         )
         for part, first in enumerate(range(0, shards, batch))
-    ]
+    )
+    pack_hash = DOMAIN.stage_key("packed", cut=cut.stage, **settings)
+    return SplitShards(dataset, split, pack_hash, jobs)

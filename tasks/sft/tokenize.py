@@ -17,6 +17,7 @@ from schemas.run import Receipt, RowLedger
 from schemas.sft import MAX_ROW_BYTES, DatasetConfig, TokenizerConfig, TrainOn
 from tasks.inputs.readers import BATCH_BYTES, RowFault, read_rows
 from tasks.inputs.segments import Segment
+from tasks.packing.arrays import owners, ranges
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter, RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
@@ -24,7 +25,7 @@ from tasks.sft.chat.flags import empty_answers
 from tasks.sft.chat.masks import Sample, samples
 from tasks.sft.chat.tokenizer import ChatTokenizer, Encoded, TokenizerFailed, load_tokenizer
 from tasks.sft.chat.tokenizer_source import TokenizerSource
-from tasks.sft.spool import Rows, SpoolWriter
+from tasks.sft.order.spool import Rows, TokenSpoolWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def tokenize_part(job: TokenizeJob) -> Receipt:
     tokenizer = load_tokenizer(job.source, job.tokenizer)
     names = list(dict.fromkeys(segment.name for segment in job.segments))
     part = _Part(job, tokenizer, names)
-    with SpoolWriter(folder) as spool, RejectWriter(folder / REJECTS) as rejects:
+    with TokenSpoolWriter(folder) as spool, RejectWriter(folder / REJECTS) as rejects:
         for segment in job.segments:
             for batch in read_rows(segment):
                 part.process(batch, segment.name, spool, rejects)
@@ -81,7 +82,7 @@ class _Row:
     file: int
     number: int
     digest: bytes
-    group: bytes
+    group: bytes | None
     empty_answers: int
     samples: list[Sample]
 
@@ -99,7 +100,7 @@ class _Part:
         self._sequences = self._tokens = self._trained = self._longest = self._empty_answers = 0
 
     def process(
-        self, batch: Iterable[tuple[int, Any]], name: str, spool: SpoolWriter, rejects: RejectWriter
+        self, batch: Iterable[tuple[int, Any]], name: str, spool: TokenSpoolWriter, rejects: RejectWriter
     ) -> None:
         rows: list[_Row] = []
         characters = 0
@@ -140,7 +141,7 @@ class _Part:
                 f"the conversation has {len(data):,} bytes as JSON; max_row_bytes allows {self._job.max_row_bytes:,}",
             )
         digest = _digest(data)
-        group = digest[:8]
+        group = None
         if dataset.fields.group is not None:
             if value.get(dataset.fields.group) is None:
                 raise RowRejected("missing_group", f"the row has no {dataset.fields.group!r}")
@@ -149,7 +150,7 @@ class _Part:
         found = samples(self._tokenizer.template, Conversation(messages, tools), self._job.train_on, literals)
         return _Row(file, number, digest, group, len(empty), found)
 
-    def _encode(self, rows: list[_Row], name: str, spool: SpoolWriter, rejects: RejectWriter) -> None:
+    def _encode(self, rows: list[_Row], name: str, spool: TokenSpoolWriter, rejects: RejectWriter) -> None:
         try:
             encoded = self._tokenizer.encode([sample for row in rows for sample in row.samples])
         except TokenizerFailed as failed:
@@ -160,12 +161,12 @@ class _Part:
             self._encode(rows[:half], name, spool, rejects)
             self._encode(rows[half:], name, spool, rejects)
             return
-        seq_row = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row.samples) for row in rows])
-        loss_mask = shifted_mask(encoded.trained, encoded.lengths)
-        trained = _sums(loss_mask, encoded.lengths)
+        counts = np.array([len(row.samples) for row in rows])
+        seq_row, turns = owners(counts).astype(np.int32), ranges(0, counts)
+        trained = _sums(shifted_mask(encoded.trained, encoded.lengths), encoded.lengths)
         keep = trained > 0
         if not keep.all():
-            encoded, loss_mask, seq_row = _keep_sequences(encoded, loss_mask, seq_row, keep)
+            encoded, seq_row, turns = _keep_sequences(encoded, keep), seq_row[keep], turns[keep]
             used = np.zeros(len(rows), dtype=bool)
             used[seq_row] = True
             for row, is_used in zip(rows, used, strict=True):
@@ -174,7 +175,7 @@ class _Part:
             seq_row = (np.cumsum(used, dtype=np.int32) - 1)[seq_row].astype(np.int32)
             rows = [row for row, is_used in zip(rows, used, strict=True) if is_used]
         self._count(encoded.lengths, int(trained.sum()), rows)
-        spool.append(encoded.tokens, loss_mask, encoded.lengths, seq_row, _row_table(rows))
+        spool.append(encoded.tokens, encoded.trained, encoded.lengths, seq_row, turns, _row_table(rows))
 
     def _count(self, lengths: NDArray[np.int64], trained: int, rows: list[_Row]) -> None:
         self._used += len(rows)
@@ -241,21 +242,18 @@ def _sums(values: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.i
     return np.diff(totals[ends])
 
 
-def _keep_sequences(
-    encoded: Encoded, loss_mask: NDArray[np.uint8], seq_row: NDArray[np.int32], keep: NDArray[np.bool_]
-) -> tuple[Encoded, NDArray[np.uint8], NDArray[np.int32]]:
+def _keep_sequences(encoded: Encoded, keep: NDArray[np.bool_]) -> Encoded:
     tokens = np.repeat(keep, encoded.lengths)
-    kept = Encoded(encoded.tokens[tokens], encoded.trained[tokens], encoded.lengths[keep])
-    return kept, loss_mask[tokens], seq_row[keep]
+    return Encoded(encoded.tokens[tokens], encoded.trained[tokens], encoded.lengths[keep])
 
 
 def _row_table(rows: list[_Row]) -> Rows:
-    digests = np.frombuffer(b"".join(row.digest for row in rows), dtype="<u8").reshape(-1, 2)
+    groups = [row.group for row in rows if row.group is not None]
     return Rows(
-        file=np.array([row.file for row in rows], dtype=np.int32),
-        number=np.array([row.number for row in rows], dtype=np.int64),
-        digest=digests.astype(np.uint64),
-        group=np.frombuffer(b"".join(row.group for row in rows), dtype="<u8").astype(np.uint64),
+        file=np.array([row.file for row in rows]),
+        number=np.array([row.number for row in rows]),
+        digest=np.frombuffer(b"".join(row.digest for row in rows), "<u8").reshape(-1, 2),
+        group=np.frombuffer(b"".join(groups), "<u8") if groups else None,
     )
 
 

@@ -40,7 +40,9 @@ class SpoolReader:
         self._buckets = int(footer["buckets"])
         sizes = (int(footer["payload_size"]), int(footer["record_size"]))
         if sizes != (payload.itemsize, record.itemsize):
-            raise self._broken(f"items and records have {sizes} bytes; expected {payload.itemsize, record.itemsize}")
+            raise self._broken(
+                f"items and records have {sizes} bytes; expected {payload.itemsize, record.itemsize}"
+            )
         self._records_at = padded(self.num_items * payload.itemsize)
         self._index_at = self._records_at + padded(self.num_records * record.itemsize)
         self._histogram_at = self._index_at + self._entries * INDEX.itemsize

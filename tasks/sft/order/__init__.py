@@ -1,0 +1,1 @@
+"""The order of positions: where conversations lie, and how splits and shards are cut from it."""
