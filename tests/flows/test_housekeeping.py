@@ -101,7 +101,7 @@ def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:
     assert goes(0, 8.5) == [hashes[1]]
     assert goes(0, 9.5) == []
     # Stages were made just now, whatever their runs' age.
-    assert find_unneeded(out, 0, 1, time.time()).stages == ()
+    assert find_unneeded(out, 0, 3600, time.time()).stages == ()
 
 
 def test_a_stage_that_a_run_uses_again_is_young(tmp_path: Path, small_tokenizer: Path) -> None:
