@@ -88,7 +88,9 @@ def test_other_connections_are_left_alone() -> None:
 
 
 def test_answers_carry_the_policy() -> None:
-    start, _ = ask(loads_from_itself(Answers(200)), b"")
+    start, _ = ask(loads_from_itself(Answers(200), "127.0.0.1:4200"), b"")
     headers = dict(start["headers"])
     assert headers[b"x"] == b"1"
-    assert b"default-src 'self'" in headers[b"content-security-policy"]
+    policy = headers[b"content-security-policy"]
+    assert b"default-src 'self'" in policy and b"connect-src 'self' ws://127.0.0.1:4200 data:" in policy
+    assert headers[b"cross-origin-resource-policy"] == b"same-origin"
