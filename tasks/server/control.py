@@ -35,6 +35,10 @@ from tasks.server.state import Record, State
 from tasks.server.tokens import AUTH_VARIABLE, LINK_MINUTES, new_token, one_time_link
 
 Say = Callable[[str], None]
+_OLDER = (
+    "the server was started by an older version, so any user or web page of this computer can command it; "
+    "once its runs have ended"
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Status:
             f"logs         {self.state.log('server')}, {self.state.log('worker')}",
             f"stop it      {command} down",
             *([] if self.ok else [f"Partly down; run `{command} up` to fix"]),
+            *([] if self.record.token else [f"{_OLDER}, run `{command} down`, then `{command} up`"]),
         ]
 
     def _link(self) -> str:
@@ -241,8 +246,7 @@ def _start_worker(state: State, record: Record) -> Record:
 def _unprotected(record: Record) -> WorkError:
     """Say that a server has no token; a restart would end its runs, so that is left to the user."""
     return WorkError(
-        "the running server is of an older version, which any user or web page of this computer can command; "
-        "once its runs have ended, run `gristmill down`, then `gristmill up`",
+        f"{_OLDER}, run `gristmill down`, then `gristmill up`",
         code="unprotected_server",
         where=record.url,
     )

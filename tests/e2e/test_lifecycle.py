@@ -32,6 +32,7 @@ def test_up_twice_at_once_starts_nothing_anew(local: Local, gristmill: Gristmill
             local.status[key] for key in ("url", "server", "worker")
         ]
     assert len(local.status["deployments"]) == 10
+    assert (local.status["running"], local.status["api"]) == (True, f"{local.ui}/api")
 
 
 def test_status_says_what_runs(local: Local, gristmill: Gristmill) -> None:
@@ -111,6 +112,10 @@ def test_down_ends_everything_also_what_ignores_it(local: Local, gristmill: Gris
     assert marked(str(gristmill.state.folder)) == []
     assert not local.record.answers()
     assert gristmill.run("status").returncode == 1
+    seen = json.loads(gristmill.run("status", "--json").stdout)
+    assert (seen["running"], seen["ui"], seen["api"]) == (False, None, None)
+    exports = gristmill.run("status", "--env")
+    assert exports.returncode == 1 and exports.stdout == "" and "no server is running" in exports.stderr
     assert "nothing was running" in gristmill.run("down").stdout
 
 
