@@ -25,6 +25,7 @@ from tasks.server.launch import (
 )
 from tasks.server.processes import private_file
 from tasks.server.state import State
+from tasks.server.tokens import new_token
 from tasks.storage.flock import locked
 
 _STOP_S = 10.0
@@ -41,11 +42,12 @@ class EmbeddedServer:
         state.create()
         log = state.folder / f"embedded-{os.getpid()}.log"
         with listening_socket(None, usual=False) as listener, _making_the_database(state):
-            self.url = api_url(listener)
+            self.url, self.token = api_url(listener), new_token()
             with private_file(log) as output:
                 self._process = subprocess.Popen(
                     server_command(listener, "--embedded"),
-                    env=server_environment(state, self.url) | {"PREFECT_SERVER_UI_ENABLED": "false"},
+                    env=server_environment(state, self.url, self.token)
+                    | {"PREFECT_SERVER_UI_ENABLED": "false"},
                     cwd=state.folder,
                     stdin=subprocess.PIPE,
                     stdout=output,
@@ -62,12 +64,15 @@ class EmbeddedServer:
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
-        wait_until(lambda: self._process.poll() is not None or answers(self.url), START_TIMEOUT_S)
-        if self._process.poll() is None and answers(self.url):
+        wait_until(lambda: self._process.poll() is not None or self._answers(), START_TIMEOUT_S)
+        if self._process.poll() is None and self._answers():
             return
         said = log.read_text(errors="replace").strip()[-2000:]
         self.stop()
         raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
+
+    def _answers(self) -> bool:
+        return answers(self.url, self.token)
 
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""
