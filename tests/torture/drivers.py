@@ -1,0 +1,3 @@
+from torture.room import Room
+
+def attempt(room: Room) -> None: ...
