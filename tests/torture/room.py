@@ -187,7 +187,9 @@ class Room:
             raise Failed("memory", f"{ended.peak_bytes >> 20} MB; {ended.said}")
         if ended.ok or (killed and ended.code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130)):
             return ended
-        if ended.code not in (1, 2, 3) or not ended.error:
+        # What `validate` finds is its result, not an error.
+        found = ended.code == 3 and ("NOT VALID" in ended.out or '"ok": false' in ended.out)
+        if not found and (ended.code not in (1, 2, 3) or not ended.error):
             raise Failed("traceback", f"no coded error: {ended.said}")
         return ended
 
