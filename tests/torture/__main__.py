@@ -26,14 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-# Before anything imports prefect or transformers, as in tests/conftest.py.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-from tasks.runtime.settings import quiet_environment
-
-quiet_environment()
-
-import tasks.sft.chat.tokenizer
+import torture.quiet
 import transformers
 from torture import crafted, damages, drivers, faults, fuzzed, kills
 from torture.kit import Kit, make_kit
@@ -44,9 +37,15 @@ import flows.build_probe_rows
 import flows.pack_sft
 import flows.sample_corpus
 import flows.train_tokenizer
+import tasks.sft.chat.tokenizer
 
 # Some are imported only when they are asked for.
-assert transformers.AutoTokenizer and tasks.sft.chat.tokenizer.load_tokenizer and flows.pack_sft.mill
+assert (
+    torture.quiet
+    and transformers.AutoTokenizer
+    and tasks.sft.chat.tokenizer.load_tokenizer
+    and flows.pack_sft.mill
+)
 
 # With its share of the time.
 KINDS = {
@@ -67,8 +66,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="time to spend on tries (default 60)")
     parser.add_argument("--only", default="", metavar="KIND,…", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--tries", type=int, metavar="N", help="at most so many of each kind")
-    parser.add_argument("--number", type=int, metavar="N", help="this one try of the kind; its folder is kept")
-    parser.add_argument("--no-server", action="store_true", help="leave out what needs a running Prefect server")
+    parser.add_argument(
+        "--number", type=int, metavar="N", help="this one try of the kind; its folder is kept"
+    )
+    parser.add_argument(
+        "--no-server", action="store_true", help="leave out what needs a running Prefect server"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what became of every try")
     options = parser.parse_args()
     chosen = [name for name in KINDS if name in (options.only or ",".join(KINDS)).split(",")]
@@ -115,7 +118,9 @@ def _campaign(kit: Kit, chosen: list[str], options: argparse.Namespace) -> list[
             number = begun[kind] if options.number is None else options.number
             begun[kind] += 1
             spent[kind] += 0.01
-            room = Room(kit, kind, number, Random(f"{options.seed} {kind} {number}"), kit.folder / f"{kind}-{number}")
+            room = Room(
+                kit, kind, number, Random(f"{options.seed} {kind} {number}"), kit.folder / f"{kind}-{number}"
+            )
             running[_begin(room)] = (room, time.monotonic())
         elif not running:
             return results
@@ -168,11 +173,11 @@ def _result(room: Room, late: bool) -> dict[str, Any]:
             print(f"FAILED {room.kind} {room.number} {result['what']}: {result['rule']}: {result['detail']}",
                   file=sys.stderr, flush=True)  # fmt: skip
         return result
-    rule = "hang" if late else "campaign"
-    return {
-        "rule": rule, "detail": "the try itself did not end" if late else "the try itself died", "kind": room.kind,
-        "number": room.number, "what": "?", "done": 0, "slowest_s": TRY_S if late else 0, "peak_bytes": 0, "notes": [],
-    }  # fmt: skip
+    found = {"rule": "hang", "detail": "the try itself did not end", "slowest_s": TRY_S}
+    if not late:
+        found = {"rule": "campaign", "detail": "the try itself died", "slowest_s": 0.0}
+    place = {"kind": room.kind, "number": room.number, "what": "?"}
+    return {**found, **place, "done": 0, "peak_bytes": 0, "notes": []}
 
 
 def _report(results: list[dict[str, Any]], seed: int) -> int:
@@ -180,7 +185,9 @@ def _report(results: list[dict[str, Any]], seed: int) -> int:
     failures = [one for one in results if one["rule"]]
     for one in failures:
         print(f"\nFAILED {one['rule']}: {one['kind']}: {one['what']}\n  {one['detail']}")
-        print(f"  again: PYTHONPATH=tests python -m torture --seed {seed} --only {one['kind']} --number {one['number']}")
+        print(
+            f"  again: PYTHONPATH=tests python -m torture --seed {seed} --only {one['kind']} --number {one['number']}"
+        )
     rows = defaultdict(list)
     for one in results:
         rows[one["kind"], one["what"]].append(one)
@@ -188,13 +195,15 @@ def _report(results: list[dict[str, Any]], seed: int) -> int:
         rows[kind, "all"] = [one for one in results if one["kind"] == kind]
     width = max([len(what) for _, what in rows] or [0])
     print(f"\n{'kind':8} {'what':{width}} {'tries':>6} {'counted':>8} {'slowest':>8} {'memory':>8}  failed")
-    for (kind, what), some in sorted(rows.items(), key=lambda row: (row[0][0], row[0][1] == "all", row[0][1])):
+    for (kind, what), some in sorted(
+        rows.items(), key=lambda row: (row[0][0], row[0][1] == "all", row[0][1])
+    ):
         counts = Counter(one["rule"] for one in some if one["rule"])
         failed = ", ".join(f"{count} {rule}" for rule, count in counts.most_common()) or "0"
-        print(
-            f"{kind:8} {what:{width}} {len(some):6} {sum(one['done'] for one in some):8,} "
-            f"{max(one['slowest_s'] for one in some):6.1f} s {max(one['peak_bytes'] for one in some) >> 20:5} MB  {failed}"
-        )
+        slowest, peak = max(one["slowest_s"] for one in some), max(one["peak_bytes"] for one in some) >> 20
+        counted = sum(one["done"] for one in some)
+        line = f"{kind:8} {what:{width}} {len(some):6} {counted:8,} {slowest:6.1f} s {peak:5} MB  {failed}"
+        print(line)
     return int(bool(failures))
 
 

@@ -26,23 +26,19 @@ from torture.kit import TOKENIZER
 from torture.mutate import mutate_bytes, mutate_value
 from torture.room import Failed, Room
 
-_EACH = 8
-
 
 def attempt(room: Room) -> None:
-    """Eight of one kind."""
-    name, craft = _KINDS[room.number % len(_KINDS)]
-    room.what = name
-    for turn in range(_EACH if name != "template" else 3):
-        room.notes.append("")
-        craft(room, turn)
-        room.done += 1
+    """One file, of each kind in turn."""
+    room.what, craft = _KINDS[room.number % len(_KINDS)]
+    room.notes.append("")
+    craft(room)
+    room.done += 1
 
 
-def _pack(room: Room, turn: int, source: Path, **changes: Any) -> None:
+def _pack(room: Room, source: Path, **changes: Any) -> None:
     """pack-sft of a source that may be anything."""
     raw = {
-        "output_dir": str(room.folder / f"out-{turn}"),
+        "output_dir": str(room.folder / "out"),
         "datasets": [{"name": "chats", "path": str(source)}],
         "tokenizer": {"path": str(TOKENIZER)},
         "pack": {"size": 256},
@@ -50,11 +46,11 @@ def _pack(room: Room, turn: int, source: Path, **changes: Any) -> None:
         "max_reject_fraction": 1,
         **changes,
     }
-    _run(room, turn, "pack-sft", raw)
+    _run(room, "pack-sft", raw)
 
 
-def _run(room: Room, turn: int, flow: str, raw: dict[str, Any]) -> None:
-    ended = room.judged(room.run(flow, room.config(raw, f"config-{turn}")))
+def _run(room: Room, flow: str, raw: dict[str, Any]) -> None:
+    ended = room.judged(room.run(flow, room.config(raw, "config")))
     room.notes[-1] += f": {ended.said[:200]}"
     if ended.ok:
         out = Path(raw["output_dir"])
@@ -67,7 +63,7 @@ def _run(room: Room, turn: int, flow: str, raw: dict[str, Any]) -> None:
             raise Failed("wrong bytes", f"validate right after: {valid.out[-300:]}")
 
 
-def _text_file(room: Room, turn: int) -> None:
+def _text_file(room: Room) -> None:
     rows = [chat(f"question {n} é数", f"answer {n}") for n in range(room.rng.choice((1, 3, 30)))]
     form = room.rng.choice(("jsonl", "json", "csv"))
     data = _texts(form, rows)
@@ -80,17 +76,17 @@ def _text_file(room: Room, turn: int) -> None:
             data = mutate_bytes(room.rng, data)
     # At times a name that says something else.
     suffix = room.rng.choice((form, form, form, "parquet", "arrow", "jsonl"))
-    path = room.folder / f"in-{turn}.{suffix}{codec and '.' + codec}"
+    path = room.folder / f"in.{suffix}{codec and '.' + codec}"
     path.write_bytes(data)
     room.notes[-1] = path.name
-    _pack(room, turn, path)
+    _pack(room, path)
 
 
-def _table_file(room: Room, turn: int) -> None:
+def _table_file(room: Room) -> None:
     """Parquet or Arrow, with columns of other types and damaged bytes."""
     flow = room.rng.choice(tuple(room.kit.works))
     work = room.kit.works[flow]
-    source = shutil.copytree(work.source, room.folder / f"in-{turn}")
+    source = shutil.copytree(work.source, room.folder / "in")
     path = room.rng.choice([path for path in sorted(source.rglob("*")) if path.is_file()])
     if path.suffix == ".parquet":
         table = pq.read_table(path)
@@ -101,14 +97,16 @@ def _table_file(room: Room, turn: int) -> None:
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
         else:
-            pq.write_table(table, sink, compression=room.rng.choice(("zstd", "snappy", "gzip", "none", "lz4", "brotli")))
+            pq.write_table(
+                table, sink, compression=room.rng.choice(("zstd", "snappy", "gzip", "none", "lz4", "brotli"))
+            )
         data = sink.getvalue()
     else:
         data = path.read_bytes()
     path.write_bytes(mutate_bytes(room.rng, data) if room.rng.random() < 0.7 else data)
     room.notes[-1] = f"{flow} {path.name}"
-    raw = work.workload.raw(source, room.folder / f"out-{turn}")
-    _run(room, turn, flow, {**raw, "max_reject_fraction": 1})
+    raw = work.workload.raw(source, room.folder / "out")
+    _run(room, flow, {**raw, "max_reject_fraction": 1})
 
 
 def _retyped(room: Room, table: pa.Table) -> pa.Table:
@@ -139,12 +137,15 @@ def _retyped(room: Room, table: pa.Table) -> pa.Table:
     return table.slice(0, 0)
 
 
-def _special_input(room: Room, turn: int) -> None:
+_NAMES = ("b.jsonl", "b.jsonl.gz", "b.parquet", "b.csv", ".hidden.jsonl", "b\n.jsonl", "ü.jsonl")
+
+
+def _special_input(room: Room) -> None:
     """No file at all: folders, links, devices, pipes."""
-    folder = room.folder / f"in-{turn}"
+    folder = room.folder / "in"
     folder.mkdir()
     (folder / "a.jsonl").write_text(json.dumps(chat("question", "answer")))
-    odd = folder / room.rng.choice(("b.jsonl", "b.jsonl.gz", "b.parquet", "b.csv", ".hidden.jsonl", "b\n.jsonl", "ü.jsonl"))
+    odd = folder / room.rng.choice(_NAMES)
     makers = {
         "fifo": lambda: os.mkfifo(odd),
         "folder": odd.mkdir,
@@ -165,58 +166,89 @@ def _special_input(room: Room, turn: int) -> None:
     room.notes[-1] = f"{name} {odd.name!r}"
     makers[name]()
     given = room.rng.choice((folder, folder / "*", odd, f"{folder}/**/*"))
-    _pack(room, turn, Path(given))
+    _pack(room, Path(given))
 
 
-def _config(room: Room, turn: int) -> None:
+def _config(room: Room) -> None:
     """A field that is anything; or text that is no configuration."""
     flow = room.rng.choice(tuple(room.kit.works))
     work = room.kit.works[flow]
-    out = room.folder / f"out-{turn}"
+    out = room.folder / "out"
     raw = work.raw(out)
     if room.rng.random() < 0.7:
         mutated = mutate_value(room.rng, {key: value for key, value in raw.items() if key != "output_dir"})
         text = json.dumps({**mutated, "output_dir": str(out)} if isinstance(mutated, dict) else mutated)
     else:
-        good = json.dumps(raw)
-        text = room.rng.choice((
-            "", "\0", "a: &a [*a]", "- - - -", "!!python/object/apply:os.system ['true']", "{" * 3000, "[" * 9_000,
-            "a: &a [x, x]\n" + "".join(f"b{n}: &b{n} [*{'a' if n == 0 else f'b{n - 1}'}, *{'a' if n == 0 else f'b{n - 1}'}]\n" for n in range(40)),
-            good[: len(good) // 2], good + good, good.replace(":", " :\t", 1), good[:-1] + ', "workers": 1:00:00}',
-            good[:-1] + ', "workers": ' + "9" * 5000 + "}", good[:-1] + ', "seed": .inf}', good[:-1] + ', "seed": 1e999}',
-            good[:-1] + ', "workers": 2, "workers": 3}', good.encode().decode("latin-1") + "\x85\u2028", "%YAML 9.9\n---\n" + good,
-            "<<: {<<: {}}\n", "? [a, b]\n: c\n", "2020-99-99", "!!binary abc", "\ufeff" + good, good * 2000,
-        ))  # fmt: skip
-    path = room.folder / f"text-{turn}.yaml"
+        text = room.rng.choice(_no_configuration(json.dumps(raw)))
+    path = room.folder / "text.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     if room.rng.random() < 0.1:
         path.write_bytes(mutate_bytes(room.rng, path.read_bytes()))
     if room.rng.random() < 0.04:
-        path = room.rng.choice((Path("/dev/zero"), Path("/dev/null"), room.folder, Path("/proc/self/mem"), Path("x" * 300)))
-    options = room.rng.choice(([], [], ["--set", "pack.size=1:00"], ["--set", "=" * 9], ["--workers", "0"],
-                               ["--set", f"workers={'9' * 400}"], ["--output-dir", f"{out}/{'n' * 300}"],
-                               ["--output-dir", str(path)], ["--set", "a.b.c.d[0]=1"], ["--set", "datasets[99999999].name=a"]))  # fmt: skip
+        path = room.rng.choice(
+            (Path("/dev/zero"), Path("/dev/null"), room.folder, Path("/proc/self/mem"), Path("x" * 300))
+        )
+    given = room.rng.choice((*_OPTIONS, ("--output-dir", f"{out}/{'n' * 300}"), ("--output-dir", str(path))))
+    options = [option for option in given if option]
     room.notes[-1] = f"{flow} {path.name} {options}"
     room.judged(room.run(flow, path, *options, fault=lambda: os.chdir(room.folder)))
 
 
-def _template(room: Room, turn: int) -> None:
+_OPTIONS = (
+    (),
+    (),
+    ("--set", "pack.size=1:00"),
+    ("--set", "=" * 9),
+    ("--workers", "0"),
+    ("--set", f"workers={'9' * 400}"),
+    ("--set", "a.b.c.d[0]=1"),
+    ("--set", "datasets[99999999].name=a"),
+)
+
+
+def _no_configuration(good: str) -> tuple[str, ...]:
+    """Texts that are not one, or not as they seem; YAML is a big language."""
+    doubling = "a: &a [x, x]\nb0: &b0 [*a, *a]\n"
+    doubling += "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 40))
+    values = (f'"workers": {"9" * 5000}', '"seed": .inf', '"seed": 1e999', '"workers": 2, "workers": 3')
+    return (
+        *("", "\0", "a: &a [*a]", "- - - -", "{" * 3000, "[" * 9000, "<<: {<<: {}}\n", "? [a, b]\n: c\n"),
+        *(
+            "!!python/object/apply:os.system ['true']",
+            "2020-99-99",
+            "!!binary abc",
+            doubling,
+            "\ufeff" + good,
+        ),
+        *(
+            good[: len(good) // 2],
+            good + good,
+            good.replace(":", " :\t", 1),
+            good * 2000,
+            good + "\x85\u2028",
+        ),
+        *(f"{good[:-1]}, {value}}}" for value in (*values, '"workers": 1:00:00')),
+        f"%YAML 9.9\n---\n{good}",
+    )
+
+
+def _template(room: Room) -> None:
     """A template that wants all time or memory, as it is or changed."""
     every = [*hostile_templates.BUDGET, *hostile_templates.ERROR, *hostile_templates.BAD]
-    source = every[(room.number // len(_KINDS) * 3 + turn) % len(every)]
+    source = every[(room.number // len(_KINDS)) % len(every)]
     if room.rng.random() < 0.5:
         source = mutate_bytes(room.rng, source[:70_000].encode()).decode(errors="replace")
     room.notes[-1] = source[:300]
-    path = room.folder / f"template-{turn}.jinja"
+    path = room.folder / "template.jinja"
     path.write_text(source)
     rows = [chat("a", "b" * 20_000), chat("c", "d")]
     tokenizer = {"path": str(TOKENIZER), "chat_template": str(path)}
-    _pack(room, turn, workloads_jsonl(room.folder / f"in-{turn}.jsonl", rows), tokenizer=tokenizer)
+    _pack(room, workloads_jsonl(room.folder / "in.jsonl", rows), tokenizer=tokenizer)
 
 
-def _tokenizer(room: Room, turn: int) -> None:
+def _tokenizer(room: Room) -> None:
     """A folder whose files are damaged, or say something else."""
-    folder = shutil.copytree(TOKENIZER, room.folder / f"tokenizer-{turn}")
+    folder = shutil.copytree(TOKENIZER, room.folder / "tokenizer")
     path = room.rng.choice(sorted(path for path in folder.iterdir() if path.is_file()))
     how = room.rng.random()
     if how < 0.55 and path.suffix == ".json":
@@ -228,16 +260,18 @@ def _tokenizer(room: Room, turn: int) -> None:
         path.write_bytes(mutate_bytes(room.rng, path.read_bytes()))
     else:
         path.unlink()
-        room.rng.choice((path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), lambda: None))()
+        room.rng.choice(
+            (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), lambda: None)
+        )()
     room.notes[-1] = path.name
     rows = [chat("question", "answer é数🙂"), chat("", "x " * 900)]
-    _pack(room, turn, workloads_jsonl(room.folder / f"in-{turn}.jsonl", rows), tokenizer={"path": str(folder)})
+    _pack(room, workloads_jsonl(room.folder / "in.jsonl", rows), tokenizer={"path": str(folder)})
 
 
-def _receipt(room: Room, turn: int) -> None:
+def _receipt(room: Room) -> None:
     """A receipt that says something else, in a folder whose run is gone, so that it is read."""
-    work = room.kit.work(turn)
-    out = workloads.clone(work.base, room.folder / f"out-{turn}")
+    work = room.kit.work(room.number)
+    out = workloads.clone(work.base, room.folder / "out")
     shutil.rmtree(out / "runs")
     (out / "latest").unlink()
     path = room.rng.choice(sorted(out.glob("stages/*/receipts/*.json")))
@@ -246,12 +280,18 @@ def _receipt(room: Room, turn: int) -> None:
     room.judged(work.run(room, out, "--verify", "sha256"))
 
 
-def _manifest(room: Room, turn: int) -> None:
+def _manifest(room: Room) -> None:
     """A manifest that says something else, read by each command that reads one."""
-    work = room.kit.work(turn)
-    out = workloads.clone(work.base, room.folder / f"out-{turn}")
+    work = room.kit.work(room.number)
+    out = workloads.clone(work.base, room.folder / "out")
     room.notes[-1] = _mutate_json(room, (out / "latest" / "manifest.json").resolve())
-    for command in (("validate", out), ("runs", out), ("inspect", out), ("diff", out, work.base), ("prune", out)):
+    for command in (
+        ("validate", out),
+        ("runs", out),
+        ("inspect", out),
+        ("diff", out, work.base),
+        ("prune", out),
+    ):
         if command[0] == "validate" or room.rng.random() < 0.4:
             room.judged(room.run(*command))
     ended = room.judged(work.run(room, out, "--verify", "sha256"))
@@ -280,7 +320,7 @@ def _texts(form: str, rows: list[Any]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["messages", "note"])
-    writer.writerows([json.dumps(row["messages"]), "a\n\"b"] for row in rows)
+    writer.writerows([json.dumps(row["messages"]), 'a\n"b'] for row in rows)
     return text.getvalue().encode()
 
 

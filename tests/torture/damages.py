@@ -14,7 +14,6 @@ from pathlib import Path
 
 import workloads
 from support import state_of
-from torture.kit import Work
 from torture.room import Failed, Room
 
 # What a repair may refuse to remove, since somebody may have put it there on purpose.
@@ -87,7 +86,13 @@ def _group(relative: str) -> str:
     if not rest:
         return relative
     if top == "stages":
-        return "a lock" if rest.endswith(".lock") else "a receipt" if "/receipts/" in rest else "a file of a stage"
+        return (
+            "a lock"
+            if rest.endswith(".lock")
+            else "a receipt"
+            if "/receipts/" in rest
+            else "a file of a stage"
+        )
     name = rest.partition("/")[2]
     if name in ("manifest.json", "config.json", "inputs.json", "report.html"):
         return name
@@ -96,7 +101,11 @@ def _group(relative: str) -> str:
 
 def _is_published(relative: str) -> bool:
     """Whether it is part of the run, so that `validate` of the output folder has to find it."""
-    return not relative.startswith("stages/") and relative != ".gristmill.json" and not relative.endswith(".lock")
+    return (
+        not relative.startswith("stages/")
+        and relative != ".gristmill.json"
+        and not relative.endswith(".lock")
+    )
 
 
 def _remove(path: Path) -> None:
@@ -125,7 +134,11 @@ def _damage(room: Room, path: Path, alike: list[Path], name: str, elsewhere: Pat
     data = path.read_bytes() if path.is_file() else b""
     is_link = path.is_symlink()
     if name == "swap":
-        others = [other for other in alike if other != path and other.read_bytes() != data] if path.is_file() else []
+        others = (
+            [other for other in alike if other != path and other.read_bytes() != data]
+            if path.is_file()
+            else []
+        )
         if not others or is_link:
             name = "flip"
         else:
@@ -156,6 +169,8 @@ _DAMAGES: dict[str, Callable[[Room, Path, bytes, Path], object]] = {
     "swap": lambda room, path, data, _: None,
     "folder": lambda room, path, data, _: _replace(path, path.mkdir),
     "link": lambda room, path, data, elsewhere: _replace(path, lambda: path.symlink_to(elsewhere / "theirs")),
-    "broken link": lambda room, path, data, elsewhere: _replace(path, lambda: path.symlink_to(elsewhere / "none")),
+    "broken link": lambda room, path, data, elsewhere: _replace(
+        path, lambda: path.symlink_to(elsewhere / "none")
+    ),
     "fifo": lambda room, path, data, _: _replace(path, lambda: os.mkfifo(path)),
 }

@@ -53,7 +53,9 @@ def _processes(room: Room, work: Work, state: str) -> None:
     """Real ones, with the locks of tasks."""
     room.what = "2 real drivers, local server"
     out = room.folder / "out"
-    arguments = work.arguments(room, out, "--runner", room.rng.choice(("threads", "processes")), "--workers", "2")
+    arguments = work.arguments(
+        room, out, "--runner", room.rng.choice(("threads", "processes")), "--workers", "2"
+    )
     drivers = [room.start(*arguments, GRISTMILL_STATE_DIR=state) for _ in range(2)]
     for driver in drivers:
         ended = room.judged(room.wait(driver, timeout_s=_PROCESS_S))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from file_events import install
 
+
 def counted(root: Path, log: Path) -> Callable[[], None]:
     """A fault for `Room.run` that disturbs nothing: a byte in `log` for each change or sync."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -142,7 +142,16 @@ def _clock(room: Room, work: Work) -> None:
     work.finish(room, out)
 
 
-_FAULTS = (_failing_call, _full_disk, _failing_call, _few_files, _small_files, _read_only_disk, _little_memory, _clock)
+_FAULTS = (
+    _failing_call,
+    _full_disk,
+    _failing_call,
+    _few_files,
+    _small_files,
+    _read_only_disk,
+    _little_memory,
+    _clock,
+)
 
 
 def _try(room: Room, work: Work, out: Path, fault: Callable[[], None] | None) -> bool:
@@ -169,4 +178,3 @@ def _disk(folder: Path, size: int) -> Iterator[Path]:
 
 def _remount(folder: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", folder], check=False, stderr=subprocess.DEVNULL)
-

@@ -7,12 +7,27 @@ from random import Random
 from typing import Any
 
 # What JSON can say; a writer may refuse some of it.
-HOSTILE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, -0.0, 0.5, 1e308, 1e-320, float("nan"),
-    float("inf"), float("-inf"), "", " ", "\0", "\ud800", "\ufeff", "\u202e", "\x1b[31m", "a" * 5000, "é" * 300, "🙂👨‍👩‍👧" * 50,
-    "/", "..", "../../x", "~", "nan", "null", "1e5", "0x10", "1:00:00", "{{ 7 * 7 }}", "%s%n", "<|im_end|>", "<|endoftext|>",
-    [], {}, [None], [[]], [{}], {"": None}, {"a": {"b": {"c": []}}}, [1, "a", None, {}], {"__class__": "x"}, ["x"] * 300,
-)  # fmt: skip
+_NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, -0.0, 0.5, 1e308, 1e-320)
+_WORDS = [
+    "/",
+    "..",
+    "../../x",
+    "~",
+    "nan",
+    "null",
+    "1e5",
+    "0x10",
+    "1:00:00",
+    "{{7*7}}",
+    "%s%n",
+    "<|im_end|>",
+    "<|endoftext|>",
+]
+_TEXTS = ("", " ", "\0", "\ud800", "\ufeff", "\u202e", "\x1b[31m", "a" * 5000, "é" * 300, "🙂👨‍👩‍👧" * 50)
+_NESTED = ([], {}, [None], [[]], [{}], {"": None}, {"a": {"b": {"c": []}}}, [1, "a", None, {}], ["x"] * 300)
+_REST = (None, True, False, float("nan"), float("inf"), float("-inf"), {"__class__": "x"})
+HOSTILE: tuple[Any, ...] = (*_NUMBERS, *_WORDS, *_TEXTS, *_NESTED, *_REST)
+_BYTES = (b"\0", b"\n", b"\r", b'"', b"\\", b"{", b"]", b"\xff\xfe", b"\xef\xbb\xbf", b"9" * 400)
 
 
 def hostile(rng: Random) -> Any:
@@ -69,20 +84,26 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 def mutate_bytes(rng: Random, data: bytes) -> bytes:
     """Flip, cut, insert, repeat, swap or overwrite; once or a few times."""
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at = rng.randint(0, len(data))
-        size = rng.choice((1, 1, 4, 64, len(data) // 4 + 1))
-        piece = data[at : at + size]
-        data = rng.choice((
-            lambda: data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :] if at < len(data) else data,
-            lambda: data[:at],
-            lambda: data[at:],
-            lambda: data[:at] + data[at + size :],
-            lambda: data[:at] + rng.randbytes(min(size, 4096)) + data[at + size :],
-            lambda: data[:at] + rng.choice((b"\0", b"\n", b"\r", b'"', b"\\", b"{", b"]", b"\xff\xfe", b"\xef\xbb\xbf", b"9" * 400)) + data[at:],
-            lambda: data[:at] + piece * rng.choice((2, 9)) + data[at + size :],
+        data = _changed(rng, data)
+    return data
+
+
+def _changed(rng: Random, data: bytes) -> bytes:
+    at = rng.randint(0, len(data))
+    size = rng.choice((1, 1, 4, 64, len(data) // 4 + 1))
+    before, piece, behind = data[:at], data[at : at + size], data[at + size :]
+    return rng.choice(
+        (
+            lambda: before + bytes([(piece or b"\0")[0] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+            lambda: before,
+            lambda: piece + behind,
+            lambda: before + behind,
+            lambda: before + rng.randbytes(min(size, 4096)) + behind,
+            lambda: before + rng.choice(_BYTES) + data[at:],
+            lambda: before + piece * rng.choice((2, 9)) + behind,
             lambda: data + data,
-            lambda: data[at:] + data[:at],
+            lambda: data[at:] + before,
             lambda: b"",
             lambda: data.decode("latin-1").encode("utf-16"),
-        ))()  # fmt: skip
-    return data
+        )
+    )()

@@ -35,11 +35,17 @@ HANG_S = 60.0
 MEMORY_BYTES = 2 << 30
 _ORPHAN_S = 20.0
 _CODED = re.compile(r"^gristmill: (\[[a-z0-9_]+\])", re.MULTILINE)
-_NATIVE = ("Traceback (most recent call last)", "[internal]", "panicked at", "terminate called", "Fatal Python")
+_NATIVE = (
+    "Traceback (most recent call last)",
+    "[internal]",
+    "panicked at",
+    "terminate called",
+    "Fatal Python",
+)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Failed(Exception):
+class Failed(Exception):  # noqa: N818 - a verdict on the tried, not a fault of the campaign
     """A rule is broken; the rules are the ones that the table counts."""
 
     def __init__(self, rule: str, what: str) -> None:
@@ -277,7 +283,15 @@ def _command(
 
 
 def _run_serially(
-    package: str, module: str, runner: str, workers: int, address: str | None, *, config: Any, verify: Any, force: bool
+    package: str,
+    module: str,
+    runner: str,
+    workers: int,
+    address: str | None,
+    *,
+    config: Any,
+    verify: Any,
+    force: bool,
 ) -> Any:
     """`flows.cli.launch.run_flow` with the steps run one after the other, without Prefect's task runs."""
     from support import mill_of
