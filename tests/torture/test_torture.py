@@ -15,8 +15,8 @@ _TRIES = 3
 
 def test_a_short_campaign_breaks_no_rule(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torture", "--seed", "1", "--no-server", "--json", str(tmp_path / "tries.json")]
-        + ["--minutes", "4", "--tries", str(_TRIES)],
+        [sys.executable, "-m", "torture", "--seed", "1", "--no-server", "--json", str(tmp_path / "tries.json"),
+         "--minutes", "4", "--tries", str(_TRIES)],
         env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
