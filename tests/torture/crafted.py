@@ -106,7 +106,7 @@ def _table_file(room: Room) -> None:
     path.write_bytes(mutate_bytes(room.rng, data) if room.rng.random() < 0.7 else data)
     room.notes[-1] = f"{flow} {path.name}"
     raw = work.workload.raw(source, room.folder / "out")
-    _run(room, flow, {**raw, "max_reject_fraction": 1})
+    _run(room, work.flow, {**raw, "max_reject_fraction": 1})
 
 
 def _retyped(room: Room, table: pa.Table) -> pa.Table:
@@ -191,7 +191,7 @@ def _config(room: Room) -> None:
     given = room.rng.choice((*_OPTIONS, ("--output-dir", f"{out}/{'n' * 300}"), ("--output-dir", str(path))))
     options = [option for option in given if option]
     room.notes[-1] = f"{flow} {path.name} {options}"
-    room.judged(room.run(flow, path, *options, fault=lambda: os.chdir(room.folder)))
+    room.judged(room.run(work.flow, path, *options, fault=lambda: os.chdir(room.folder)))
 
 
 _OPTIONS = (

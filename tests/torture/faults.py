@@ -25,7 +25,7 @@ _YEAR_S = 365 * 86_400
 def attempt(room: Room) -> None:
     """Each kind of fault in turn, over each flow in turn."""
     work = room.kit.work(room.number)
-    fault = _FAULTS[room.number // 4 % len(_FAULTS)]
+    fault = _FAULTS[room.number // len(room.kit.works) % len(_FAULTS)]
     room.what = fault.__doc__ or ""
     fault(room, work)
 

@@ -33,7 +33,7 @@ def _kill_fork(room: Room, work: Work, at_time: bool) -> None:
     out = room.folder / "out"
     number = room.rng.choice(_SIGNALS)
     room.what = (
-        f"{signal.Signals(number).name} of {work.flow} {'at a time' if at_time else 'before a change'}"
+        f"{signal.Signals(number).name} of {work.name} {'at a time' if at_time else 'before a change'}"
     )
     # A run may be published before, so that `latest` is moved in mid-work.
     if room.rng.random() < 0.3:

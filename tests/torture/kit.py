@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,7 +18,23 @@ from workloads import ROOT, temporary_files
 from tasks.storage.atomic import TEMP_PREFIX
 
 TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizer"
-_WORKLOADS = (PackSft, SampleCorpus, BuildProbeRows, TrainTokenizer)
+
+
+class PackMemmap(PackSft):
+    """Shards that are folders."""
+
+    def raw(self, source: Path, output_dir: Path) -> dict[str, Any]:
+        raw = super().raw(source, output_dir)
+        return {**raw, "storage": {**raw["storage"], "format": "memmap"}}
+
+
+_WORKLOADS = {
+    "pack-sft": PackSft,
+    "sample-corpus": SampleCorpus,
+    "build-probe-rows": BuildProbeRows,
+    "train-tokenizer": TrainTokenizer,
+    "pack-sft to memmap": PackMemmap,
+}
 # Differ between two runs of one configuration.
 _FREE = {"environment", "manifest_sha256"}
 _NOTES = ("config.json", "inputs.json")
@@ -39,19 +54,24 @@ class Work:
     """A flow with an input.
 
     Attributes:
+        name: of the flow, perhaps with what is special.
         base: a finished output folder, never changed.
         known: what each of its configurations gives, by run hash.
         changes: how often a run changes its output folder.
         seconds: how long it takes.
     """
 
-    flow: str
+    name: str
     workload: Workload
     source: Path
     base: Path
     known: dict[str, Known] = field(default_factory=dict)
     changes: int = 0
     seconds: float = 0.0
+
+    @property
+    def flow(self) -> str:
+        return self.workload.flow
 
     def raw(self, out: Path, changed: bool = False) -> dict[str, Any]:
         """Its configuration; `changed` is another one, with other bytes."""
@@ -63,7 +83,7 @@ class Work:
         return room.run(*self.arguments(room, out, *options, changed=changed), **how)
 
     def arguments(self, room: Room, out: Path, *options: str, changed: bool = False) -> tuple[str, ...]:
-        name = f"{self.flow}-{'changed' if changed else 'plain'}-{out.name}"
+        name = f"{self.name}-{'changed' if changed else 'plain'}-{out.name}"
         return (self.flow, str(room.config(self.raw(out, changed), name)), *options)
 
     def finish(self, room: Room, out: Path, *options: str, changed: bool = False) -> None:
@@ -131,7 +151,7 @@ class Kit:
     """What every try can use.
 
     Attributes:
-        works: by the flow's name.
+        works: by name.
         server: state folder of a server that `up` started, if there is one.
     """
 
@@ -139,33 +159,32 @@ class Kit:
     works: dict[str, Work]
     server: Path | None = None
 
-    def work(self, number: int, flows: Iterable[str] = ()) -> Work:
-        """The work of a try: each flow in turn."""
-        chosen = [work for name, work in self.works.items() if not flows or name in flows]
-        return chosen[number % len(chosen)]
+    def work(self, number: int) -> Work:
+        """The work of a try: each in turn."""
+        return list(self.works.values())[number % len(self.works)]
 
 
 def make_kit(folder: Path, server: Path | None) -> Kit:
     """Write the inputs and run each flow undisturbed, in this process."""
     works = {}
-    for of in _WORKLOADS:
+    for name, of in _WORKLOADS.items():
         workload = of()
         workload.tokenizer = TOKENIZER
-        source = folder / of.flow / "in"
+        source = folder / name / "in"
         workload.write(source, bad_rows=2, good_rows=90)
-        work = Work(of.flow, workload, source, folder / of.flow / "base")
-        room = Room(Kit(folder, {}), "kit", 0, Random(0), folder / of.flow)
+        work = Work(name, workload, source, folder / name / "base")
+        room = Room(Kit(folder, {}), "kit", 0, Random(0), folder / name)
         for changed in (True, False):
             # In a fork: no fork could follow what native libraries start in this process.
-            out, log = folder / of.flow / ("changed" if changed else "base"), folder / of.flow / "events"
+            out, log = folder / name / ("changed" if changed else "base"), folder / name / "events"
             ended = room.judged(work.run(room, out, changed=changed, fault=counted(out, log)))
             if not ended.ok:
-                raise Failed("campaign", f"{of.flow} undisturbed: {ended.said}")
+                raise Failed("campaign", f"{name} undisturbed: {ended.said}")
             work.changes, work.seconds = log.stat().st_size, ended.seconds
             log.unlink()
             latest = (out / "latest").resolve()
             work.known[latest.name] = Known(latest.name, published_digests(latest), notes_of(latest))
-        works[of.flow] = work
+        works[name] = work
     return Kit(folder, works, server)
 
 
