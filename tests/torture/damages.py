@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import workloads
 from support import state_of
@@ -30,7 +31,8 @@ def attempt(room: Room) -> None:
     (elsewhere / "theirs").write_text("theirs" * 50)
     kinds = _kinds(out)
     turn = room.number // len(room.kit.works)
-    kind = list(kinds)[turn % len(kinds)]
+    # In an order of its own, so that a short campaign sees files of all sorts.
+    kind = Random(work.name).sample(list(kinds), len(kinds))[turn % len(kinds)]
     path = room.rng.choice(kinds[kind])
     name = list(_DAMAGES)[(turn // len(kinds) + turn) % len(_DAMAGES)]
     relative = path.relative_to(out).as_posix()
