@@ -82,9 +82,9 @@ def count_held_out(tokenizer: Any, shards: Shards, seed: int, share: float) -> d
 def _read(shard: Path) -> Iterator[pa.RecordBatch]:
     with parquet_faults(str(shard)), open_parquet(shard) as file:
         names = file.schema_arrow.names
-        if "text" not in names:
+        if names.count("text") != 1:
             raise InputError(
-                f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                f"the shard has no single column 'text' (columns: {', '.join(names[:10])})",
                 code="missing_column",
                 where=str(shard),
             )
