@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from flows.cli.progress import showing_progress
 from schemas.run import RunManifest
 from tasks.runtime.settings import quiet_environment, run_settings
+
+if TYPE_CHECKING:
+    from tasks.server.link import ServerLink
 
 log = logging.getLogger("gristmill")
 
@@ -17,6 +22,8 @@ def run_flow(
     package: str, module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
 ) -> RunManifest:
     """Run the flow that a module is named after, in this process, and return the manifest it published.
+
+    A server that fails after the start does not fail the run; see `tasks.server.link`.
 
     Args:
         package, module: where the flow is.
@@ -33,14 +40,45 @@ def run_flow(
     from tasks.server.address import use_api
 
     api = use_api(address)
-    with run_settings():
+    with _linked(api.url) as link, run_settings():
         flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
-        def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
-            log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)
+        def started(_flow: Any, flow_run: Any, _state: Any) -> None:
+            link.running = True
+            if api.ui:
+                log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)
 
-        hooks = [*flow.on_running_hooks, *([say_where] if api.ui else [])]
-        chosen = flow.with_options(task_runner=make_runner(runner, workers), on_running=hooks)
+        chosen = flow.with_options(
+            task_runner=make_runner(runner, workers), on_running=[*flow.on_running_hooks, started]
+        )
         with showing_progress():
             result = chosen(**parameters)
+    if link.unrecorded:
+        log.warning("the run is complete and published, but the Prefect server has no record of its end")
     return RunManifest.model_validate(result)
+
+
+@contextlib.contextmanager
+def _linked(url: str) -> Iterator[ServerLink]:
+    """Let all of Prefect's requests in this context wait as `tasks.server.link` says, and then send what is left."""
+    from prefect.context import SyncClientContext
+
+    from tasks.runtime import stopping
+    from tasks.runtime.sending import finish_sending
+    from tasks.server.address import embedded_server
+    from tasks.server.link import PatientTransport, ServerLink, transport_to
+
+    embedded = embedded_server()
+    link = ServerLink(url, embedded.ended) if embedded and embedded.url == url else ServerLink(url)
+    if embedded:
+        stopping.last_acts.append(embedded.kill)
+    with link.watched():
+        try:
+            with SyncClientContext({"transport": PatientTransport(link, transport_to(url))}):
+                yield link
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                link.interrupt()
+            raise
+        finally:
+            stopping.unsent = not finish_sending(lambda: link.gone)

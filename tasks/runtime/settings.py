@@ -75,18 +75,33 @@ def run_settings() -> Iterator[None]:
     """Apply the settings for a flow run started from the command line.
 
     Heartbeats are off: stopping their thread adds up to 1 s to a run, and nobody watches for crashes of a run
-    in the user's own terminal. No environment variable can switch them off.
+    in the user's own terminal. No environment variable can switch them off. Nothing but the command line's own
+    client asks for the server's version: a worker process would fail if the server was gone.
     """
     # At the end of every short run it warns that the last dozen events are still being sent, which is harmless.
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)
 
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.settings import (
+        PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
     before = {name: logging.getLogger(name).propagate for name in _RUN_LOGGERS}
     quiet_run_logs()
+    # Prefect and the standard library would print what became of each batch of logs that could not be sent.
+    raising, logging.raiseExceptions = logging.raiseExceptions, False
     try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        with temporary_settings(
+            {
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+                PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False,
+                PREFECT_CLIENT_MAX_RETRIES: 0,
+            }
+        ):
             yield
     finally:
+        logging.raiseExceptions = raising
         for name, propagate in before.items():
             logging.getLogger(name).propagate = propagate

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,8 @@ from tasks.server.processes import private_file
 from tasks.server.state import State
 from tasks.storage.flock import locked
 
-_STOP_S = 10.0
+# Longer than the server takes to end by itself.
+_STOP_S = 5.0
 
 
 class EmbeddedServer:
@@ -69,6 +71,20 @@ class EmbeddedServer:
         self.stop()
         raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
 
+    def ended(self) -> str | None:
+        """Return how the server's process ended, or `None` while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """End the server at once, even if it is suspended."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""
         atexit.unregister(self.stop)
@@ -77,8 +93,7 @@ class EmbeddedServer:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
 
 @contextlib.contextmanager
