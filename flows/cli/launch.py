@@ -43,14 +43,11 @@ def run_flow(
     with _linked(api.url) as link, run_settings():
         flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
-        def started(_flow: Any, flow_run: Any, _state: Any) -> None:
-            link.running = True
-            if api.ui:
-                log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)
+        def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
+            log.info("follow it at %s/runs/flow-run/%s", api.ui, flow_run.id)
 
-        chosen = flow.with_options(
-            task_runner=make_runner(runner, workers), on_running=[*flow.on_running_hooks, started]
-        )
+        hooks = [*flow.on_running_hooks, *([say_where] if api.ui else [])]
+        chosen = flow.with_options(task_runner=make_runner(runner, workers), on_running=hooks)
         with showing_progress():
             result = chosen(**parameters)
     if link.unrecorded:

@@ -1,13 +1,12 @@
 """Send what Prefect keeps for the server in the background, and give up in time.
 
-When a process ends, Prefect waits until all logs and events are sent, and tries ten seconds for each event: minutes if
-the server is gone.
+When a process ends, Prefect waits until all logs and events are sent, and tries ten seconds for each event:
+minutes if the server is gone.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,6 @@ from prefect.logging.handlers import APILogWorker
 
 SEND_S = 10.0
 _LOOK_S = 0.1
-# They report each item that they could not send, on the terminal.
-_LOGGERS = ("prefect._internal.concurrency", "prefect.events.clients")
 
 
 def finish_sending(hopeless: Callable[[], bool], limit_s: float = SEND_S) -> bool:
@@ -28,8 +25,6 @@ def finish_sending(hopeless: Callable[[], bool], limit_s: float = SEND_S) -> boo
         hopeless: whether to give up now.
         limit_s: when to give up in any case.
     """
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     deadline = time.monotonic() + limit_s
     left: set[Any] = set()
     for worker in (EventsWorker, APILogWorker):

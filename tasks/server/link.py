@@ -1,14 +1,14 @@
 """Talk to the Prefect server of a run while it answers, and let the run continue without it otherwise.
 
-Prefect's client repeats a failed request five times, each with a longer pause and a timeout of a minute, in the thread
-that the run needs; its users see nothing. Here a thread asks every second whether the server is healthy, and a
-transport of the client waits only as long as that makes sense, and says so:
+Prefect's client repeats a failed request five times, each with a longer pause and a timeout of a minute, in the
+thread that the run needs, and users see nothing. Here a thread asks every second whether the server is healthy, and
+the client's transport waits only as long as that makes sense, and says so:
 
-- The server has ended, or has not been healthy for `GONE_S`: nothing waits any longer. A run that has not started fails
-  (`unreachable_server`). One that has started continues: its data need no server. Its states then count as accepted,
-  so that it ends as it would have, and `unrecorded` tells that the server does not know it.
+- The server has ended, or has not been healthy for `Patience.gone_s`: nothing waits any longer. A run that has not
+  started fails (`unreachable_server`). One that has started continues: its data need no server. Its states then count
+  as accepted, so that it ends as it would have, and `unrecorded` tells that the server does not know it.
 - The server is healthy, but does not answer a request, as when something else locks its database: the start and the
-  end of a run wait for up to `BUSY_S`, anything else (progress, artifacts) for `EXTRA_S`.
+  end of a run wait for up to `busy_s`, anything else (progress, artifacts) for `extra_s`.
 
 A server that becomes healthy again is used again.
 """
@@ -26,6 +26,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import httpx
 
@@ -34,15 +35,28 @@ from tasks.server.http import call
 
 log = logging.getLogger("gristmill.server")
 
-GONE_S = 20.0
-BUSY_S = 90.0
-EXTRA_S = 5.0
-_SAY_S = 5.0
 _LOOK_S = 1.0
 _PAUSE_S = 0.5
 _HEALTH_S = 3.0
 _TEMPORARY = (408, 429, 502, 503, 504)
 _BROKEN = 500
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for a server, in seconds.
+
+    Attributes:
+        gone_s: after so long without a sign of health it is gone; and so long it may answer 500, which rarely passes.
+        busy_s: how long the start and the end of a run wait while it is healthy; a locked database takes a minute.
+        extra_s: how long anything else waits.
+        say_s: how long to wait in silence.
+    """
+
+    gone_s: float = 20.0
+    busy_s: float = 90.0
+    extra_s: float = 5.0
+    say_s: float = 5.0
 
 
 class ServerLink:
@@ -51,14 +65,21 @@ class ServerLink:
     Args:
         url: of the API, with `/api`.
         ended: returns how the server's process ended, or `None` while it runs or if that cannot be known.
+        patience: how long to wait.
 
     Attributes:
-        running: whether the flow run has started; its flow sets it.
+        running: whether the server accepted that the flow run runs.
         unrecorded: whether the server missed a state of the run, such as its end.
     """
 
-    def __init__(self, url: str, ended: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        url: str,
+        ended: Callable[[], str | None] = lambda: None,
+        patience: Patience = Patience(),
+    ) -> None:
         self.url = url
+        self.patience = patience
         self.running = False
         self.unrecorded = False
         self._ended = ended
@@ -107,8 +128,8 @@ class ServerLink:
             now = time.monotonic()
             if sick is None:
                 self._heard = now
-            elif now - self._heard >= GONE_S:
-                why = f"has not been healthy for {GONE_S:.0f} s ({sick})"
+            elif now - self._heard >= self.patience.gone_s:
+                why = f"has not been healthy for {self.patience.gone_s:.0f} s ({sick})"
         if why and not self._why and self.running and not self._closed.is_set():
             log.warning("the Prefect server at %s %s; the run continues without it", self.url, why)
         if self._why and not why:
@@ -133,14 +154,13 @@ def transport_to(url: str) -> httpx.HTTPTransport:
     from prefect.settings import get_current_settings
 
     settings = get_current_settings().api
-    context = ssl.create_default_context(cafile=settings.ssl_cert_file or certifi.where())
-    if settings.tls_insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     parts = urllib.parse.urlsplit(url)
+    verify: ssl.SSLContext | bool = False
+    if parts.scheme == "https" and not settings.tls_insecure_skip_verify:
+        verify = ssl.create_default_context(cafile=settings.ssl_cert_file or certifi.where())
     proxies = {} if urllib.request.proxy_bypass(parts.hostname or "") else urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return httpx.HTTPTransport(verify=context, proxy=proxy, http2=settings.enable_http2)
+    return httpx.HTTPTransport(verify=verify, proxy=proxy, http2=settings.enable_http2)
 
 
 class PatientTransport(httpx.BaseTransport):
@@ -163,7 +183,10 @@ class PatientTransport(httpx.BaseTransport):
         """
         request.read()
         # One attempt as long as the patience: a repeated request would wait behind the first in the server's queue.
-        request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": BUSY_S}
+        request.extensions["timeout"] = {
+            **request.extensions.get("timeout", {}),
+            "read": self._link.patience.busy_s,
+        }
         try:
             return self._send(request)
         except BaseException as error:
@@ -174,7 +197,8 @@ class PatientTransport(httpx.BaseTransport):
     def _send(self, request: httpx.Request) -> httpx.Response:
         link = self._link
         began = said = time.monotonic()
-        patience = BUSY_S if _needed(request) or not link.running else EXTRA_S
+        limits = link.patience
+        patience = limits.busy_s if _needed(request) or not link.running else limits.extra_s
         answers = self._attempt(request)
         while not link.gone:
             try:
@@ -182,14 +206,15 @@ class PatientTransport(httpx.BaseTransport):
             except queue.Empty:
                 answer = None
             if isinstance(answer, httpx.Response) and not _is_temporary(answer):
+                link.running |= _starts_run(request, answer)
                 return answer
             waited = time.monotonic() - began
             if isinstance(answer, httpx.Response) and answer.status_code == _BROKEN:
-                patience = min(patience, GONE_S)
+                patience = min(patience, limits.gone_s)
             if waited > patience:
                 break
-            if time.monotonic() - said >= _SAY_S:
-                said = time.monotonic() + _SAY_S
+            if time.monotonic() - said >= limits.say_s:
+                said = time.monotonic() + limits.say_s
                 log.warning(
                     "waiting for the Prefect server at %s: no answer to %s %s for %.0f s%s",
                     link.url,
@@ -237,6 +262,13 @@ class PatientTransport(httpx.BaseTransport):
 
 def _needed(request: httpx.Request) -> bool:
     return request.url.path.endswith("/set_state")
+
+
+def _starts_run(request: httpx.Request, answer: httpx.Response) -> bool:
+    if not _needed(request) or answer.is_error:
+        return False
+    proposed = json.loads(request.content)["state"]["type"]
+    return bool(proposed == "RUNNING" and answer.json()["status"] == "ACCEPT")
 
 
 def _is_temporary(response: httpx.Response) -> bool:
