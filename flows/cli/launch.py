@@ -71,11 +71,18 @@ def _linked(url: str) -> Iterator[ServerLink]:
         stopping.last_acts.append(embedded.kill)
     with link.watched():
         try:
-            with SyncClientContext({"transport": PatientTransport(link, transport_to(url))}):
+            clients = SyncClientContext({"transport": PatientTransport(link, transport_to(url))})
+            # Prefect shares a client only with those that ask for its settings, and its artifacts ask for none.
+            clients._httpx_settings = None
+            with clients:
                 yield link
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                link.interrupt()
+        except Exception as error:
+            # Prefect may have wrapped it.
+            if link.failure is not None and error is not link.failure:
+                raise link.failure from error
+            raise
+        except BaseException:
+            link.interrupt()
             raise
         finally:
             stopping.unsent = not finish_sending(lambda: link.gone)

@@ -20,7 +20,6 @@ from tasks.runtime.names import task_names
 from tasks.runtime.pool import Pool
 from tasks.runtime.progress import ProgressArtifact, Stage
 from tasks.runtime.retries import RETRIES
-from tasks.runtime.stopping import stopping_soon
 
 # Prefect's state name for a task whose receipt was found.
 _CACHED = "Cached"
@@ -45,7 +44,7 @@ def each_with_receipts(
     def each(step: Task[..., Receipt], jobs: Sequence[Any]) -> list[Receipt]:
         bound = bind(step, output_dir, verify, refresh).with_options(**RETRIES)
         names = task_names(step.name, jobs)
-        with stopping_soon(), Stage(step.name, len(jobs), ProgressArtifact(step.name)) as stage:
+        with Stage(step.name, len(jobs), ProgressArtifact(step.name)) as stage:
             # Create all before the first one runs: Prefect parses source code for each, and in Python 3.11 two
             # threads that build syntax trees at once collide ("AST constructor recursion depth mismatch").
             tasks = [_named(bound, name) for name in names]
@@ -66,7 +65,7 @@ def each_with_receipts(
 
 def run_once(step: Task[..., Any], job: Any) -> Any:
     """Run a step that is not cached, in the flow's own thread."""
-    with stopping_soon(), Stage(step.name, 1) as stage:
+    with Stage(step.name, 1) as stage:
         result = step.with_options(**RETRIES)(job)
         stage.advance(step.name, result, reused=False)
     return result

@@ -70,6 +70,8 @@ class ServerLink:
     Attributes:
         running: whether the server accepted that the flow run runs.
         unrecorded: whether the server missed a state of the run, such as its end.
+        interrupted: whether to wait for nothing any more.
+        failure: why the run could not start, if the server was the reason.
     """
 
     def __init__(
@@ -82,9 +84,10 @@ class ServerLink:
         self.patience = patience
         self.running = False
         self.unrecorded = False
+        self.failure: WorkError | None = None
         self._ended = ended
         self._why: str | None = None
-        self._interrupted = False
+        self.interrupted = False
         self._heard = time.monotonic()
         self._closed = threading.Event()
 
@@ -101,11 +104,11 @@ class ServerLink:
     @property
     def gone(self) -> bool:
         """Whether waiting for the server is no use: it is gone, or the run was interrupted."""
-        return self._why is not None or self._interrupted
+        return self._why is not None or self.interrupted
 
     def interrupt(self) -> None:
         """Wait for nothing any more."""
-        self._interrupted = True
+        self.interrupted = True
 
     def lost(self) -> WorkError:
         """Return the error of a run that cannot do without the server."""
@@ -245,15 +248,19 @@ class PatientTransport(httpx.BaseTransport):
 
     def _without(self, request: httpx.Request) -> httpx.Response:
         """Answer in place of the server what a started run needs to continue."""
-        if self._link.running and _needed(request):
-            self._link.unrecorded = True
+        link = self._link
+        if (link.running or link.interrupted) and _needed(request):
+            link.unrecorded = True
             state = json.loads(request.content)["state"]
             accepted = {"status": "ACCEPT", "details": {"type": "accept_details"}, "state": state}
             return httpx.Response(201, json=accepted)
-        if self._link.running and request.url.path.endswith("/csrf-token"):
+        if link.running and request.url.path.endswith("/csrf-token"):
             # What a server without such tokens answers.
             return httpx.Response(404)
-        raise self._link.lost()
+        error = link.lost()
+        if not link.running and not link.interrupted:
+            link.failure = error
+        raise error
 
     def close(self) -> None:
         """Close the connections."""
