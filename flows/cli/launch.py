@@ -61,14 +61,14 @@ def _linked(url: str) -> Iterator[ServerLink]:
     from prefect.context import SyncClientContext
 
     from tasks.runtime import stopping
-    from tasks.runtime.sending import finish_sending
+    from tasks.runtime.sending import AFTER_INTERRUPT_S, SEND_S, finish_sending
     from tasks.server.address import embedded_server
     from tasks.server.link import PatientTransport, ServerLink, transport_to
 
     embedded = embedded_server()
     link = ServerLink(url, embedded.ended) if embedded and embedded.url == url else ServerLink(url)
     if embedded:
-        stopping.last_acts.append(embedded.kill)
+        stopping.last_acts.append(embedded.stop)
     with link.watched():
         try:
             clients = SyncClientContext({"transport": PatientTransport(link, transport_to(url))})
@@ -85,4 +85,5 @@ def _linked(url: str) -> Iterator[ServerLink]:
             link.interrupt()
             raise
         finally:
-            stopping.unsent = not finish_sending(lambda: link.gone)
+            limit_s = AFTER_INTERRUPT_S if link.interrupted else SEND_S
+            stopping.unsent |= not finish_sending(lambda: link.sick, limit_s)

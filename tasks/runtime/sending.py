@@ -15,10 +15,11 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 SEND_S = 10.0
+AFTER_INTERRUPT_S = 2.0
 _LOOK_S = 0.1
 
 
-def finish_sending(hopeless: Callable[[], bool], limit_s: float = SEND_S) -> bool:
+def finish_sending(hopeless: Callable[[], bool], limit_s: float) -> bool:
     """Send the last logs and events; return whether all were sent, or dropped as nobody took them.
 
     Args:

@@ -28,8 +28,8 @@ from tasks.server.processes import private_file
 from tasks.server.state import State
 from tasks.storage.flock import locked
 
-# Longer than the server takes to end by itself.
-_STOP_S = 5.0
+# Longer than the server takes to end by itself, and together with the grace of an interrupted run within 10 s.
+_STOP_S = 4.0
 
 
 class EmbeddedServer:
@@ -80,11 +80,6 @@ class EmbeddedServer:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    def kill(self) -> None:
-        """End the server at once, even if it is suspended."""
-        self._process.kill()
-        self._process.wait()
-
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""
         atexit.unregister(self.stop)
@@ -93,7 +88,8 @@ class EmbeddedServer:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._process.kill()
+            self._process.wait()
 
 
 @contextlib.contextmanager

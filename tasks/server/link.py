@@ -102,9 +102,14 @@ class ServerLink:
             self._closed.set()
 
     @property
+    def sick(self) -> bool:
+        """Whether the server has ended, or has not been healthy for too long."""
+        return self._why is not None
+
+    @property
     def gone(self) -> bool:
-        """Whether waiting for the server is no use: it is gone, or the run was interrupted."""
-        return self._why is not None or self.interrupted
+        """Whether waiting for the server is no use: it is sick, or the run was interrupted."""
+        return self.sick or self.interrupted
 
     def interrupt(self) -> None:
         """Wait for nothing any more."""

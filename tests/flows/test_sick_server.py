@@ -80,7 +80,7 @@ def test_a_run_whose_server_is_killed_publishes(
     assert "Traceback" not in errors and "Error logging" not in errors and "Event(" not in errors
     assert json.loads(told.splitlines()[-1])["cached"] is False
     assert validate_path(output).ok
-    assert not any(child.is_running() for child in children)
+    assert not psutil.wait_procs(children, timeout=10)[1]
 
 
 def held(output: Path) -> Iterator[tuple[Path, int]]:
@@ -115,7 +115,7 @@ def test_a_killed_worker_process_is_named_and_the_run_resumes(
     names = {"tokenize small", "tokenize big 1/2", "tokenize big 2/2"}
     assert not in_work or error["where"] in names
     assert "BrokenProcessPool" not in errors and "Traceback" not in errors
-    assert not any(child.is_running() for child in children)
+    assert not psutil.wait_procs(children, timeout=10)[1]
 
     kept = stage_files(output, "*/receipts/*.json")
     succeed("pack-sft", config)
