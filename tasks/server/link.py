@@ -158,14 +158,14 @@ def _sickness(url: str) -> str | None:
 
 def transport_to(url: str) -> httpx.HTTPTransport:
     """Return a transport with Prefect's settings for encryption, through the proxy that the environment names."""
-    import certifi
     from prefect.settings import get_current_settings
 
     settings = get_current_settings().api
     parts = urllib.parse.urlsplit(url)
     verify: ssl.SSLContext | bool = False
     if parts.scheme == "https" and not settings.tls_insecure_skip_verify:
-        verify = ssl.create_default_context(cafile=settings.ssl_cert_file or certifi.where())
+        file = settings.ssl_cert_file
+        verify = ssl.create_default_context(cafile=file) if file else True
     proxies = {} if urllib.request.proxy_bypass(parts.hostname or "") else urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     return httpx.HTTPTransport(verify=verify, proxy=proxy, http2=settings.enable_http2)
