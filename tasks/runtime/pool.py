@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,6 +14,8 @@ from schemas.errors import WorkError
 from tasks.run.receipts import receipt_key
 from tasks.runtime.locks import FlockManager
 
+_END_S = 2.0
+_LOOK_S = 0.05
 _REMEDY = (
     "let fewer tasks run at once (--workers, or GRISTMILL_WORKERS of a deployment) or give the machine more memory; "
     "finished tasks are kept: run the same command again to resume"
@@ -37,7 +40,7 @@ class Pool:
         Args:
             jobs: by name of their tasks, all that were submitted.
         """
-        codes = {pid: process.exitcode for pid, process in self._processes.items()}
+        codes = self._codes()
         # The executor ends the others with SIGTERM.
         killed = {pid: code for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM)}
         held = {name: _last_holder(output_dir, job) for name, job in jobs.items()}
@@ -51,6 +54,15 @@ class Pool:
             code="worker_killed",
             where=" or ".join(names) or step,
         )
+
+    def _codes(self) -> dict[int, int | None]:
+        """Return how each process ended, by number; the executor, which ends all, may just be asking the same."""
+        deadline = time.monotonic() + _END_S
+        while True:
+            codes = {pid: process.exitcode for pid, process in self._processes.items()}
+            if None not in codes.values() or time.monotonic() > deadline:
+                return codes
+            time.sleep(_LOOK_S)
 
 
 def _last_holder(output_dir: Path, job: Any) -> int | None:
