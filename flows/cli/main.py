@@ -18,6 +18,7 @@ from flows.cli.registry import FLOWS, run_or_find
 from flows.cli.summary import print_error, print_summary
 from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
 from tasks.run.receipts import Verify
+from tasks.runtime import stopping
 
 INTERRUPTED = 130
 
@@ -244,4 +245,7 @@ def terminate(signum: int, frame: object) -> None:
 def entry() -> int:
     """Run `main` in a process of its own, which SIGTERM ends as Ctrl-C does."""
     signal.signal(signal.SIGTERM, terminate)
-    return main()
+    code = main()
+    if stopping.unsent:
+        stopping.end_now(code)
+    return code

@@ -57,6 +57,11 @@ def use_api(address: str | None) -> Api:
     return api
 
 
+def embedded_server() -> EmbeddedServer | None:
+    """Return the embedded server of this process, if it has one."""
+    return _embedded
+
+
 def _find(address: str | None) -> Api:
     global _embedded
     state = State.of_user()

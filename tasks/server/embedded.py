@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ from tasks.server.state import State
 from tasks.server.tokens import new_token
 from tasks.storage.flock import locked
 
-_STOP_S = 10.0
+# Longer than the server takes to end by itself, and together with the grace of an interrupted run within 10 s.
+_STOP_S = 4.0
 
 
 class EmbeddedServer:
@@ -73,6 +75,15 @@ class EmbeddedServer:
 
     def _answers(self) -> bool:
         return answers(self.url, self.token)
+
+    def ended(self) -> str | None:
+        """Return how the server's process ended, or `None` while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
 
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""

@@ -80,6 +80,28 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def sign(descriptor: int) -> None:
+    """Write the number of this process into a lock file that it holds, for `signed_by`."""
+    # Only a message would miss it.
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+
+
+def signed_by(path: Path) -> int | None:
+    """Return the number of the process that last signed a lock file, if any did."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.pread(descriptor, 20, 0).strip()
+        return int(text) if text.isdigit() else None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
 def unlock(descriptor: int) -> None:
     """Release a lock."""
     # Unlock before closing: a child forked by a library may still have the descriptor open.
