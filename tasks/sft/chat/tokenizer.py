@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from tasks.sft.chat.escape import Escaper
 from tasks.sft.chat.masks import Piece
 from tasks.sft.chat.template import ChatTemplate
 from tasks.sft.chat.tokenizer_source import TokenizerSource
+
+# Characters that are encoded at once: what the tokenizer returns has 180 bytes for each.
+_PORTION = 1 << 20
 
 
 class TokenizerFailed(Exception):  # noqa: N818 - a reason for a row, not an error of the run
@@ -84,29 +87,30 @@ class ChatTokenizer:
             IntegrityError: a special token's text encodes to that token even as plain text.
             TokenizerFailed: native code failed on one of the texts.
         """
-        # One call for the pieces of all samples: per-call overhead would dominate short messages.
         pieces = [piece for sample in samples for piece in sample]
-        ids = self._encode_pieces(samples, pieces)
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        arrays = [*map(_flat, self._ids(samples, pieces))]
+        tokens = np.concatenate([tokens for tokens, _ in arrays])
+        lengths = np.concatenate([lengths for _, lengths in arrays])
         flags = np.fromiter((piece.trained for piece in pieces), dtype=np.uint8, count=len(pieces))
-        tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         # Flat arrays from here on: samples are recovered from cumulative piece lengths, without a loop over tokens.
         per_sample = np.fromiter(map(len, samples), dtype=np.int64, count=len(samples))
         bounds = np.concatenate(([0], np.cumsum(per_sample)))
         ends = np.concatenate(([0], np.cumsum(lengths)))[bounds]
         return Encoded(tokens, np.repeat(flags, lengths), np.diff(ends))
 
-    def _encode_pieces(self, samples: Sequence[Sequence[Piece]], pieces: list[Piece]) -> list[list[int]]:
+    def _ids(self, samples: Sequence[Sequence[Piece]], pieces: list[Piece]) -> Iterator[list[list[int]]]:
+        """Yield the ids of all pieces, in lists of pieces."""
         if not self._adds_prefix and not any(piece.literal for piece in pieces):
-            return [e.ids for e in _native(self._backend.encode_batch_fast, _texts(pieces))]
-        ids: list[list[int]] = []
+            # One call for many pieces: per-call overhead would dominate short messages.
+            for texts in _portions(pieces):
+                yield [e.ids for e in _native(self._backend.encode_batch_fast, texts)]
+            return
         for sample in samples:
             for position, piece in enumerate(sample):
                 guarded = (
                     self._adds_prefix and position > 0 and not self._ends_with_added(sample[position - 1])
                 )
-                ids.append(self._encode_one(piece, guarded))
-        return ids
+                yield [self._encode_one(piece, guarded)]
 
     def _encode_one(self, piece: Piece, guarded: bool) -> list[int]:
         backend = self._without_added_tokens() if piece.literal else self._backend
@@ -155,13 +159,30 @@ def _native(encode: Callable[..., Any], text: Any) -> Any:
         raise TokenizerFailed(f"the tokenizer panicked: {error}") from None
 
 
-def _texts(pieces: list[Piece]) -> list[str]:
-    return [piece.text for piece in pieces]
+def _portions(pieces: list[Piece]) -> Iterator[list[str]]:
+    """Yield the texts of the pieces, one or up to `_PORTION` characters at a time."""
+    texts: list[str] = []
+    characters = 0
+    for piece in pieces:
+        characters += len(piece.text)
+        if texts and characters > _PORTION:
+            yield texts
+            texts, characters = [], len(piece.text)
+        texts.append(piece.text)
+    yield texts
+
+
+def _flat(ids: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+    tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
+    return tokens, lengths
 
 
 @functools.lru_cache(maxsize=4)
 def _load(folder: str) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Rust reads it at the first panic. A panic costs one row, which is in the rejects: a backtrace would alarm.
+    os.environ["RUST_BACKTRACE"] = "0"
     # Only tokenizers are used; without this, transformers warns about missing deep-learning libraries.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
