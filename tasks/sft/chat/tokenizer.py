@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, IntegrityError, MissingExtraError
 from schemas.sft import TokenizerConfig
+from tasks.inputs.native import panics_are_errors
 from tasks.sft.chat.escape import Escaper
 from tasks.sft.chat.masks import Piece
 from tasks.sft.chat.template import ChatTemplate
@@ -149,14 +150,10 @@ _LOADING = threading.Lock()
 
 def _native(encode: Callable[..., Any], text: Any) -> Any:
     try:
-        return encode(text, add_special_tokens=False)
+        with panics_are_errors():
+            return encode(text, add_special_tokens=False)
     except Exception as error:
         raise TokenizerFailed(str(error)) from error
-    except BaseException as error:
-        # A panic in Rust is no `Exception`, and its class cannot be imported; anything else is a real interrupt.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerFailed(f"the tokenizer panicked: {error}") from None
 
 
 def _portions(pieces: list[Piece]) -> Iterator[list[str]]:
@@ -181,8 +178,6 @@ def _flat(ids: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 @functools.lru_cache(maxsize=4)
 def _load(folder: str) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Rust reads it at the first panic. A panic costs one row, which is in the rejects: a backtrace would alarm.
-    os.environ["RUST_BACKTRACE"] = "0"
     # Only tokenizers are used; without this, transformers warns about missing deep-learning libraries.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
@@ -190,7 +185,8 @@ def _load(folder: str) -> Any:
     except ImportError:
         raise MissingExtraError.of("transformers", "sft", "pack-sft") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with panics_are_errors():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(
             f"transformers cannot load this tokenizer: {error}", code="bad_tokenizer", where="tokenizer.path"
