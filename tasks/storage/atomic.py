@@ -222,16 +222,26 @@ def link_file(source: Path, target: Path) -> None:
     with storage_errors(target):
         refuse_links(source)
         make_folder(target.parent)
-        refuse_folder(target)
-        temporary = _temporary(target)
         try:
-            _create(temporary, lambda path: path.hardlink_to(source))
+            # A new name appears in one step; only taking over a name needs a temporary one.
+            target.hardlink_to(source)
+        except FileExistsError:
+            refuse_folder(target)
+            _take_over(source, target)
         except OSError:
             _copy(source, target)
-        else:
-            temporary.replace(target)
-            # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
-            temporary.unlink(missing_ok=True)
+
+
+def _take_over(source: Path, target: Path) -> None:
+    temporary = _temporary(target)
+    try:
+        _create(temporary, lambda path: path.hardlink_to(source))
+    except OSError:
+        _copy(source, target)
+    else:
+        temporary.replace(target)
+        # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
+        temporary.unlink(missing_ok=True)
 
 
 def swap_symlink(link: Path, target: str) -> None:
