@@ -11,7 +11,7 @@ import urllib.error
 import urllib.parse
 from typing import Literal, NamedTuple
 
-from schemas.errors import ConfigError, WorkError
+from schemas.errors import ConfigError, WorkError, has_secret
 from tasks.server.embedded import EmbeddedServer
 from tasks.server.http import answers, call
 from tasks.server.state import State
@@ -64,6 +64,7 @@ def _find(address: str | None) -> Api:
 
     configured = PREFECT_API_URL.value()
     if configured:
+        _refuse_password(configured, _API_URL)
         _reach(configured, _API_URL)
         return Api(configured, "configured", PREFECT_UI_URL.value())
     state = State.of_user()
@@ -83,6 +84,7 @@ def normal_address(address: str) -> str:
     Raises:
         ConfigError: code `bad_address`.
     """
+    _refuse_password(address, "--address")
     parts = urllib.parse.urlsplit(address.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
@@ -91,6 +93,15 @@ def normal_address(address: str) -> str:
             where="--address",
         )
     return address.rstrip("/") if parts.path.rstrip("/") else f"{address.rstrip('/')}/api"
+
+
+def _refuse_password(url: str, where: str) -> None:
+    if has_secret(url):
+        raise ConfigError(
+            "the address contains a user name or password; leave it out; PREFECT_API_AUTH_STRING can hold them",
+            code="bad_address",
+            where=where,
+        )
 
 
 def _reach(url: str, where: str) -> None:
