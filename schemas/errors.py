@@ -27,6 +27,8 @@ _SECRETS = (
     re.compile(r"(?i)\b(https?:/{1,2})[^/:@\s]+@"),
 )
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
 USER_INFO = "secret_in_uri"
 USER_INFO_REMEDY = (
     "this URI contains a user name or password, which would be stored and shown; leave it out, and give it in the "
@@ -57,6 +59,17 @@ def without_secrets(text: str) -> str:
     return text
 
 
+def _on_one_line(text: str) -> str:
+    """Return a text without line breaks, and with other control characters written out: data must not control a terminal.
+
+    >>> _on_one_line("a\\n b\\x1b[31m")
+    'a b\\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], " ".join(text.splitlines()))
+
+
 def has_secret(text: str) -> bool:
     """Return whether a text has a URI with a user name and a password, or a token of the web.
 
@@ -79,7 +92,7 @@ def remedy(error: OSError, otherwise: str) -> str:
 class GristmillError(Exception):
     """Base class of all errors that Gristmill raises on purpose.
 
-    User names and passwords in URIs are left out of the message and the place.
+    User names and passwords in URIs are left out of the message and the place, and both are one line.
 
     Args:
         message: what failed, the value, what is allowed and what to do, in one or two sentences.
@@ -92,10 +105,10 @@ class GristmillError(Exception):
 
     def __init__(self, message: str, *, code: str | None = None, where: str = "") -> None:
         # Here, because every error is printed, logged or stored by someone.
-        self.message = without_secrets(message)
+        self.message = _on_one_line(without_secrets(message))
         super().__init__(self.message)
         self.code = code or self.default_code
-        self.where = without_secrets(where)
+        self.where = _on_one_line(without_secrets(where))
 
     def __str__(self) -> str:
         place = f" {self.where}:" if self.where else ""

@@ -186,6 +186,20 @@ def _parser() -> _Parser:
         help="run a SELECT over bins, measurements, documents or rejects; dataset, split, path and shard say where a "
         "row is (shard_path and so on, if the data have a column path)",
     )
+    look.add_argument(
+        "--sql-memory",
+        type=int,
+        default=2048,
+        metavar="MIB",
+        help="most memory of a query in MiB; default 2048",
+    )
+    look.add_argument(
+        "--sql-timeout",
+        type=float,
+        default=300,
+        metavar="S",
+        help="end a query after so many seconds; default 300",
+    )
     look.set_defaults(run=_inspect)
     examples.add_commands(commands, common)
     demo = commands.add_parser("demo", parents=[common], help="run all flows on a little generated data")

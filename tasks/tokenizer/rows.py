@@ -82,13 +82,13 @@ def count_held_out(tokenizer: Any, shards: Shards, seed: int, share: float) -> d
 def _read(shard: Path) -> Iterator[pa.RecordBatch]:
     with parquet_faults(str(shard)), open_parquet(shard) as file:
         names = file.schema_arrow.names
-        if "text" not in names:
+        if names.count("text") != 1:
             raise InputError(
-                f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                f"the shard has no single column 'text' (columns: {', '.join(names[:10])})",
                 code="missing_column",
                 where=str(shard),
             )
-        columns = ["text", *(name for name in _LABELS if name in names)]
+        columns = ["text", *(name for name in _LABELS if names.count(name) == 1)]
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
             yield batch.select(columns)
 
