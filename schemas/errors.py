@@ -60,9 +60,9 @@ def without_secrets(text: str) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """Return a text without line breaks, and with other control characters written out: data must not control a terminal.
+    """Return a text without line breaks, and with control characters written out: data must not control a terminal.
 
-    >>> _on_one_line("a\\n b\\x1b[31m")
+    >>> _on_one_line("a\\nb\\x1b[31m")
     'a b\\\\x1b[31m'
     """
     if text.isprintable():

@@ -273,7 +273,7 @@ def _unreadable(segment: Segment, error: OSError) -> NoReturn:
 
 def _expands_too_far(segment: Segment, held: int) -> NoReturn:
     raise InputError(
-        f"the file has {segment.bytes:,} bytes and its text more than {held:,}, over {_MOST_EXPANSION} times that: is "
+        f"the file has {segment.bytes:,} bytes, its text more than {held:,}, over {_MOST_EXPANSION} times that. Is "
         "it a decompression bomb? If its rows are really so repetitive, give it uncompressed",
         code="expands_too_far",
         where=segment.path,

@@ -50,6 +50,7 @@ ALSO_BAD = [
     ("bad_dst_addr", {"dst_addr": "1.2.3.4\0"}),
     ("bad_dst_addr", {"dst_addr": "１.2.3.4"}),
     ("huge_rtt", {"rtt": float("inf")}),
+    ("huge_rtt", {"rtt": float("-inf")}),
     ("time_after_2106", {"event_time": datetime.datetime(9999, 1, 1)}),
     ("ip_version", {"ip_version": 5}),
     ("ip_version", {"ip_version": 0}),
