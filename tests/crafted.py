@@ -194,7 +194,7 @@ def _parquet(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[bytes, str
         key = rng.choice(sorted(rows[-1]))
         table, what = pa.table({key: pa.array([b"\xff", None], pa.binary())}), "bytes"
     names = table.column_names
-    if rng.random() < 0.2:
+    if names and rng.random() < 0.2:
         table, what = pa.concat_tables([table]).append_column(names[0], table.column(0)), "a column twice"
     pq.write_table(
         table,

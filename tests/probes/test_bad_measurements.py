@@ -83,7 +83,7 @@ def test_every_bad_row_is_counted_and_listed_under_its_reason(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "change",
     [
-        {"rtt": -1.0}, {"rtt": -999_999_999.0}, {"rtt": float("-inf")}, {"rtt": 0.0}, {"rtt": 4_294_967.0},
+        {"rtt": -1.0}, {"rtt": -999_999_999.0}, {"rtt": 0.0}, {"rtt": 4_294_967.0},
         {"event_time": datetime.datetime(1970, 1, 1)},
         {"event_time": datetime.datetime(2106, 2, 7, 6, 28, 15, 999_999)},
         {"ip_version": None},
