@@ -23,7 +23,8 @@ _LONGEST_S = 604_800
 
 def inspect(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from tasks.outputs.inspect import Limits, inspect_path, query_path
+    from tasks.outputs.inspect import inspect_path, query_path
+    from tasks.outputs.query import Limits
 
     if options.sql_memory < 1 or not 0 < options.sql_timeout <= _LONGEST_S:
         raise ConfigError(
