@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import select
 import signal
 import sys
@@ -29,6 +28,7 @@ from schemas.errors import (
     system_error,
 )
 from tasks.run.receipts import Verify
+from tasks.storage.names import write_to_nowhere
 
 INTERRUPTED = 130
 # As a shell reports the signal that ends other programs.
@@ -110,18 +110,13 @@ def _nobody_reads() -> bool:
         with contextlib.suppress(OSError, ValueError):
             poll.register(stream.fileno(), 0)
     gone = [descriptor for descriptor, events in poll.poll(0) if events & select.POLLERR]
-    _write_to_nowhere(gone)
+    write_to_nowhere(gone)
     return bool(gone)
 
 
 def _streams() -> list[TextIO]:
     """Return stdout and stderr, without one that was closed before we started."""
     return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
-
-
-def _write_to_nowhere(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _not_of_progress(record: logging.LogRecord) -> bool:
@@ -320,5 +315,5 @@ def entry() -> int:
             stream.flush()
     except OSError:
         # The error has been reported as far as possible; Python would report it again at exit.
-        _write_to_nowhere([stream.fileno() for stream in _streams()])
+        write_to_nowhere([stream.fileno() for stream in _streams()])
     return code
