@@ -22,7 +22,11 @@ _LONGEST_S = 604_800
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    Raises:
+        ConfigError: `usage`: a limit of a query is out of its range.
+    """
     from tasks.outputs.inspect import inspect_path, query_path
     from tasks.outputs.query import Limits
 
