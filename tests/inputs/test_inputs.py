@@ -139,7 +139,7 @@ def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: st
     error = failure(path)
     assert isinstance(error, ConfigError)
     assert error.code == "missing_path"
-    assert (error.code, error.where) == ("missing_path", str(tmp_path / path).replace("\0", "\\x00"))
+    assert error.where == path.replace("\0", "\\x00")
 
 
 @pytest.mark.parametrize("path", ["", "*", "**", "*.json"])
