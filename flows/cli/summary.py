@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -104,7 +105,8 @@ def print_summary(summary: Summary, as_json: bool) -> None:
 
 
 def print_error(error: GristmillError, as_json: bool) -> None:
-    """Print one readable message to stderr and, if `as_json`, a JSON object to stdout."""
-    print(f"gristmill: {error}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": error.as_dict()}))
+    """Print one readable message to stderr and, if `as_json`, a JSON object to stdout, if they can be written."""
+    with contextlib.suppress(OSError):
+        print(f"gristmill: {error}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": error.as_dict()}), flush=True)

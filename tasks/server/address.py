@@ -11,7 +11,7 @@ import urllib.error
 import urllib.parse
 from typing import Literal, NamedTuple
 
-from schemas.errors import ConfigError, WorkError
+from schemas.errors import ConfigError, WorkError, has_secret
 from tasks.server.embedded import EmbeddedServer
 from tasks.server.http import call
 from tasks.server.state import State
@@ -81,6 +81,7 @@ def _find(address: str | None) -> Api:
 
     configured = PREFECT_API_URL.value()
     if configured:
+        _refuse_password(configured, _API_URL)
         token = own.get(configured.rstrip("/"))
         _reach(configured, _API_URL, token)
         return Api(configured, "configured", PREFECT_UI_URL.value(), token)
@@ -99,6 +100,7 @@ def normal_address(address: str) -> str:
     Raises:
         ConfigError: code `bad_address`.
     """
+    _refuse_password(address, "--address")
     parts = urllib.parse.urlsplit(address.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
@@ -107,6 +109,15 @@ def normal_address(address: str) -> str:
             where="--address",
         )
     return address.rstrip("/") if parts.path.rstrip("/") else f"{address.rstrip('/')}/api"
+
+
+def _refuse_password(url: str, where: str) -> None:
+    if has_secret(url):
+        raise ConfigError(
+            "the address contains a user name or password; leave it out; PREFECT_API_AUTH_STRING can hold them",
+            code="bad_address",
+            where=where,
+        )
 
 
 def _reach(url: str, where: str, token: str | None) -> None:

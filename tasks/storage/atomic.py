@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
-from schemas.errors import ConfigError, StorageError
+from schemas.errors import ConfigError, StorageError, remedy
 from schemas.run import FileRecord
 from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder, remove_path
@@ -49,7 +49,7 @@ def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
         ) from error
     except OSError as error:
         raise StorageError(
-            f"cannot {doing}: {error.strerror or error}; check space and permissions of the output folder",
+            f"cannot {doing}: {remedy(error, 'check space and permissions of the output folder')}",
             where=str(path),
         ) from error
 

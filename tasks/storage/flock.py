@@ -18,6 +18,7 @@ from pathlib import Path
 from tasks.storage.atomic import storage_errors
 from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder
+from tasks.storage.reading import open_regular
 
 _NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -65,7 +66,7 @@ def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Return whether any process holds the lock. The check takes a shared lock for an instant."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tasks.storage.links import refuse_links
@@ -56,6 +56,12 @@ def touch_folder(path: Path) -> None:
     """
     refuse_links(path)
     os.utime(path)
+
+
+def write_to_nowhere(descriptors: Iterable[int]) -> None:
+    """Let open files of this process, whose reader has ended, swallow what is still written to them."""
+    for descriptor in descriptors:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ group of any size takes the same memory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import InputError
-from tasks.storage.reading import LocalPath, open_binary
+from tasks.storage.reading import LocalPath, open_binary, open_regular
 
 BUFFER_BYTES = 1 << 20
 # A name in a damaged footer may not be UTF-8.
@@ -70,6 +71,7 @@ def open_native(path: LocalPath) -> pa.NativeFile:
     Raises:
         OSError: it cannot be opened.
     """
+    os.close(open_regular(path))
     return pa.OSFile(str(path))
 
 

@@ -104,7 +104,7 @@ def _read(shard: Path) -> Iterator[pa.RecordBatch]:
                 code="missing_column",
                 where=str(shard),
             )
-        columns = ["text", *(name for name in _LABELS if name in names)]
+        columns = ["text", *(name for name in _LABELS if names.count(name) == 1)]
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
             yield batch.select(columns)
 
