@@ -31,6 +31,7 @@ from tasks.corpus.where import matches
 from tasks.corpus.write import document_ids
 from tasks.inputs.columns import as_text
 from tasks.run.identity import Identity
+from tasks.run.layout import CONFIG
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 from tasks.storage.reading import read_bytes
 
@@ -145,7 +146,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
 
 
 def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
-    raw: dict[str, Any] = json.loads(read_bytes(folder / "config.json"))
+    raw: dict[str, Any] = json.loads(read_bytes(folder / CONFIG))
     config = SampleCorpusConfig.parse(raw)
     return config, identify(config)
 

@@ -14,8 +14,8 @@ from typing import Any
 from schemas.alarms import PackAlarms, RejectAlarms, RowAlarms
 from schemas.errors import IntegrityError
 from schemas.run import RowLedger, RunManifest
-from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, run_folder
+from tasks.run.manifest import read_manifest
 
 _ACCEPT = (
     "nothing was published; check the run, then change the bound or accept the run with --set alarms=null"

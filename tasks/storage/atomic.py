@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self, TypeVar
 from schemas.errors import ConfigError, StorageError
 from schemas.run import FileRecord
 from tasks.storage.links import refuse_links
-from tasks.storage.names import make_folder, remove_path
+from tasks.storage.names import make_folder, remove_path, sync_folders
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class AtomicFile:
                 os.fsync(self._file.fileno())
                 self._file.close()
                 self._temporary.replace(self.path)
-                _sync_folder(self.path.parent)
+                sync_folders([self.path.parent])
         except BaseException:
             # A full disk often becomes apparent only here, when the buffer is flushed.
             self.discard()
@@ -186,7 +186,7 @@ class AtomicFolder:
             with contextlib.suppress(FileNotFoundError):
                 self.path.rename(old)
             self._temporary.rename(self.path)
-            _sync_folder(self.path.parent)
+            sync_folders([self.path.parent])
             remove_path(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
@@ -215,6 +215,8 @@ def write_file(path: Path, data: bytes) -> AtomicFile:
 def link_file(source: Path, target: Path) -> None:
     """Give `source` a second name: a hard link, or an atomic copy where links are impossible.
 
+    The name survives a power cut once its folder is synced, see `sync_folders`.
+
     Raises:
         StorageError: it cannot be linked or copied; `not_a_file`: a folder has the name of the target.
         ConfigError: `foreign_output`: the source is, or either is reached through, a link; see `refuse_links`.
@@ -234,8 +236,11 @@ def link_file(source: Path, target: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def swap_symlink(link: Path, target: str) -> None:
+def swap_symlink(link: Path, target: str, sync: bool = True) -> None:
     """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one.
+
+    Args:
+        sync: return only when it would survive a power cut; without it, sync the folder afterwards.
 
     Raises:
         StorageError: the link cannot be made; `not_a_file`: a folder has its name.
@@ -248,7 +253,8 @@ def swap_symlink(link: Path, target: str) -> None:
         temporary = _temporary(link)
         _create(temporary, lambda path: path.symlink_to(target))
         temporary.replace(link)
-        _sync_folder(link.parent)
+        if sync:
+            sync_folders([link.parent])
 
 
 def _temporary(path: Path) -> Path:
@@ -278,14 +284,6 @@ def _copy(source: Path, target: Path, block_bytes: int = 1 << 22) -> None:
     with AtomicFile(target) as out, source.open("rb") as file:
         while block := file.read(block_bytes):
             out.write(block)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_leftovers(path: Path) -> None:

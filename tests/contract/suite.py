@@ -7,6 +7,7 @@ the flow's story without a server (`mill_of`); `PrefectContract` has two drivers
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -24,14 +25,49 @@ from workloads import ROOT, environment, temporary_files
 
 from schemas.errors import ConfigError, GristmillError, StorageError
 from schemas.run import RunManifest
-from tasks.run.history import completed_run, published_faults, read_manifest
-from tasks.run.layout import FINGERPRINTS, LATEST, MARKER, RUNS, STAGES
+from tasks.outputs.validate import validate_path
+from tasks.run.history import completed_run, published_faults
+from tasks.run.layout import CONFIG, FINGERPRINTS, INPUTS, LATEST, MANIFEST, MARKER, NOTES, RUNS, STAGES
+from tasks.run.manifest import read_manifest
 from tasks.run.prune import find_unneeded, list_runs, remove
 from tasks.run.receipts import Verify
 from tasks.storage.atomic import TEMP_PREFIX
 
 _KILLED = -signal.SIGKILL
 _DAY_S = 86_400.0
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # No place where only the layout of JSON would change.
+    place = next(n for n in range(len(content) // 2, len(content)) if chr(content[n]).isalnum())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_link(path: Path) -> None:
+    elsewhere = path.parents[3] / "elsewhere"
+    elsewhere.write_bytes(bytes(path.stat().st_size))
+    path.unlink()
+    path.symlink_to(elsewhere)
+
+
+# What can happen to a file.
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a bit flipped": _flip,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "deleted": lambda path: path.unlink(),
+    "other JSON": lambda path: path.write_text('{"format": 1}'),
+    "emptied": lambda path: path.write_bytes(b""),
+    "a folder": _as_folder,
+    "a link": _as_link,
+}
+_SAME_SIZE = ("a bit flipped", "a link")
 
 
 class Workload:
@@ -295,6 +331,61 @@ class FlowContract(Workload):
         with pytest.raises(ConfigError) as caught:
             self.mill(source, out)
         assert (caught.value.code, caught.value.where) == ("foreign_output", str(out / MARKER))
+
+    # Damage.
+
+    @pytest.mark.parametrize("how", DAMAGE)
+    @pytest.mark.parametrize("name", [MANIFEST, *NOTES, "an output"])
+    def test_damage_to_a_published_file_is_found_and_repaired(
+        self, source: Path, tmp_path: Path, name: str, how: str
+    ) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        path = out / RUNS / manifest.run_hash / name.replace("an output", manifest.outputs[-1].path)
+        intact = path.read_bytes()
+        # Not through the link to its stage: a disk would damage the bytes of both, which another case covers.
+        path.unlink()
+        path.write_bytes(intact)
+        DAMAGE[how](path)
+        assert not validate_path(out).ok
+        assert str(path) in {fault.where for fault in validate_path(out).errors}
+        assert completed_run(out, manifest.run_hash, Verify.SHA256) is None
+        if how not in _SAME_SIZE or name == MANIFEST:
+            assert not validate_path(out, full=False).ok
+            assert completed_run(out, manifest.run_hash, Verify.SIZE) is None
+        if path.is_dir() and not path.is_symlink():
+            with pytest.raises(StorageError, match="move it away"):
+                self.mill(source, out)
+            shutil.rmtree(path)
+        again, _ = self.mill(source, out)
+        assert validate_path(out).ok and not path.is_symlink()
+        assert completed_run(out, manifest.run_hash, Verify.SHA256) == again
+        assert again.outputs == manifest.outputs
+        if name in (CONFIG, INPUTS):
+            assert path.read_bytes() == intact
+
+    def test_a_file_that_the_manifest_does_not_name_is_found(self, source: Path, tmp_path: Path) -> None:
+        manifest, _ = self.mill(source, tmp_path / "out")
+        folder = tmp_path / "out" / RUNS / manifest.run_hash
+        (folder / "deep").mkdir()
+        (folder / "deep" / "train-99999.parquet").write_bytes(b"theirs")
+        # Being written, or left over from a kill.
+        (folder / f"{TEMP_PREFIX}{MANIFEST}.elsewhere.1-1").write_bytes(b"half")
+        for full in (True, False):
+            [fault] = validate_path(tmp_path / "out", full).errors
+            assert (fault.rule, fault.where) == ("unlisted_file", str(folder / "deep/train-99999.parquet"))
+
+    def test_a_run_of_an_earlier_version_has_no_digest_of_its_own(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        old = manifest.model_dump(exclude={"notes", "manifest_sha256"}, mode="json") | {"format": 1}
+        (out / LATEST / MANIFEST).write_text(json.dumps(old))
+        (out / LATEST / CONFIG).write_text((out / LATEST / CONFIG).read_text() + " ")
+        verdict = validate_path(out)
+        assert verdict.ok
+        assert "no digest of its own, published by an earlier version" in verdict.faults[-1].detail
+        found = completed_run(out, manifest.run_hash, Verify.SHA256)
+        assert found is not None and not found.is_proven and found.outputs == manifest.outputs
 
     # History and pruning.
 
