@@ -1,11 +1,14 @@
-"""What a power cut may leave of a folder: a recorder of what a process does to it, and a model of a strict file system.
+"""What a power cut may leave of a folder: a recorder of what happens to it, and a model of a strict file system.
 
-`record` notes every operation below a folder in the order of the process. `Disk` replays them as a file system without
-a journal may do: until a file is synced, its content may be lost, cut short or zeros; until a folder is synced, any of
-the names that came, went or changed in it may be as before. Renames within a folder replace a name in one step.
+`record` notes every operation below a folder in the order of the process. `Disk` replays them as a file system
+without a journal may do: until a file is synced, its content may be lost, cut short or zeros; until a folder is
+synced, any of the names that came, went or changed in it may be as before. A rename replaces a name in one step.
 
 The model is stricter than common file systems: there, syncing a file often keeps its name, too.
 """
+
+# Operations are recorded as they are made, and paths in them as text: pathlib would add operations of its own.
+# ruff: noqa: PTH100, PTH112, PTH113, PTH114, PTH115, PTH117, PTH118
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,23 @@ def read_manifest(folder: Path) -> RunManifest:
     except OSError as error:
         raise _bad(f"the manifest cannot be read: {error}; {_REPAIR}", str(path)) from error
     return parse_manifest(content, str(path))
+
+
+@contextmanager
+def statistics_faults(where: str) -> Iterator[None]:
+    """Turn the errors of reading a manifest's statistics, which only their flow knows, into one readable error.
+
+    Raises:
+        IntegrityError: `bad_manifest`: they lack something, or have another type.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise _bad(
+            f"the statistics in the manifest are not those of its flow ({type(error).__name__}: {error}); run its "
+            "configuration again with --force to repair it",
+            where,
+        ) from error
 
 
 def _digest(fields: dict[str, Any]) -> str:

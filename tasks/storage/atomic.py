@@ -123,10 +123,14 @@ class AtomicFile:
             self._sha256 = hashlib.file_digest(file, "sha256")
             self.bytes = file.tell()
 
+    def sha256(self) -> str:
+        """Return the digest of what was written so far."""
+        return self._sha256.hexdigest()
+
     def record(self, root: Path) -> FileRecord:
         """Return size and digest of what was written, with the path relative to `root`."""
         relative = self.path.relative_to(root).as_posix()
-        return FileRecord(path=relative, bytes=self.bytes, sha256=self._sha256.hexdigest())
+        return FileRecord(path=relative, bytes=self.bytes, sha256=self.sha256())
 
     def __enter__(self) -> Self:
         return self

@@ -1,13 +1,14 @@
 """Power cuts at every moment of a run that is published over an earlier one, for every flow.
 
-`PYTHONPATH=tests python -m contract.power_cuts [FLOW...] [--reruns N] [--seeds N]` replays every prefix of the recorded
-operations in every variant (see `crashes`), and prints a line a flow. What the published names lead to is checked with
-hashlib and json alone; of the trees that differ, N a flow are written to disk, validated, and run again to the end.
+`PYTHONPATH=tests python -m contract.power_cuts [FLOW...] [--reruns N] [--seeds N]` replays every prefix of the
+recorded operations in every variant (see `crashes`), and prints a line a flow. What the published names lead to is
+checked with hashlib and json alone; of the trees that differ, N a flow are written to disk, validated, and run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import posixpath
@@ -51,6 +52,11 @@ class Findings:
     faults: list[str] = field(default_factory=list)
 
 
+@functools.cache
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def run_fault(tree: Tree, folder: str) -> str | None:
     """Why a run's folder is not complete, by its manifest; `None` if it is."""
     content = tree.get(f"{folder}/{MANIFEST}")
@@ -68,7 +74,7 @@ def run_fault(tree: Tree, folder: str) -> str | None:
         notes.setdefault(entry["path"], set()).add(entry["sha256"])
     for name, digests in notes.items():
         found = tree.get(f"{folder}/{name}")
-        if not isinstance(found, bytes) or hashlib.sha256(found).hexdigest() not in digests:
+        if not isinstance(found, bytes) or _sha256(found) not in digests:
             return f"{folder}/{name} is {'damaged' if isinstance(found, bytes) else 'missing'}"
     for name, target in fields["links"].items():
         if tree.get(f"{folder}/{name}") != (target,):
@@ -131,11 +137,11 @@ def campaign(workload: Workload, folder: Path, reruns: int, seeds: int, earlier:
         new, _ = mill_of(entry, entry.parse(raw))
     expected = published_digests(out / RUNS / new.run_hash)
     found = Findings(workload.flow, len(operations))
-    trees: dict[str, tuple[str, Tree]] = {}
+    trees: dict[frozenset[Any], tuple[str, Tree]] = {}
     # Prefect writes receipts without syncing them.
     for name, tree in cuts(before, operations, seeds, lambda path: "/receipts/" in path):
         found.cuts += 1
-        key = hashlib.sha256(repr(sorted(tree.items())).encode()).hexdigest()
+        key = frozenset(tree.items())
         if key in trees:
             continue
         trees[key] = (name, tree)

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from manifests import edit_manifest
 from serial_runs import Runs
 from support import Serial, entry_of, mill_of, published_digests, state_of
 from workloads import ROOT, environment, temporary_files
 
+from flows.cli.summary import Summary
 from schemas.errors import ConfigError, GristmillError, StorageError
 from schemas.run import RunManifest
 from schemas.verdict import Fault
@@ -372,6 +374,30 @@ class FlowContract(Workload):
             assert completed_run(out, manifest.run_hash, Verify.SHA256) == again, how
             assert again.outputs == manifest.outputs, how
             assert path.read_bytes() == intact or name in (MANIFEST, REPORT_PAGE), how
+
+    @pytest.mark.parametrize("value", [7, "text", [1], {"train": 1}, {"train": {"chats": []}}, None])
+    def test_statistics_of_another_type_are_an_error_and_no_traceback(
+        self, source: Path, tmp_path: Path, value: object
+    ) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        names = dict.fromkeys(
+            [*manifest.statistics, "splits", "buckets", "bytes_per_token", "probe_splits"], value
+        )
+        edit_manifest(out / LATEST, lambda fields: fields["statistics"].update(names))
+        for full in (True, False):
+            validate_path(out, full)
+        assert [run.manifest.statistics for run in list_runs(out)] == [names]
+        crafted = completed_run(out, manifest.run_hash, Verify.SHA256)
+        assert crafted is not None
+        summary = Summary(crafted, str(out / LATEST), True, 0.0)
+        assert json.dumps(summary.as_dict())
+        with pytest.raises(GristmillError) as caught:
+            summary.lines()
+        assert (caught.value.code, caught.value.exit_code) == ("bad_manifest", 3)
+        # A run of another configuration is compared with this one.
+        newer, _ = self.mill(source, out, **self.change({}))
+        assert not _errors(out) and newer.run_hash != manifest.run_hash
 
     def test_a_file_that_the_manifest_does_not_name_is_found(self, source: Path, tmp_path: Path) -> None:
         manifest, _ = self.mill(source, tmp_path / "out")
