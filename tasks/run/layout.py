@@ -21,6 +21,10 @@ MARKER, RUNS, STAGES = links.MARKER, links.RUNS, links.STAGES
 LATEST = "latest"
 MANIFEST = "manifest.json"
 REPORT_PAGE = "report.html"
+CONFIG = "config.json"
+INPUTS = "inputs.json"
+# What a run's folder holds about the run itself.
+NOTES = (CONFIG, INPUTS, REPORT_PAGE)
 FINGERPRINTS = "fingerprints.json"
 
 # A path keeps one slash of `s3://`.

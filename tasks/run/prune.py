@@ -16,8 +16,8 @@ from pathlib import Path
 
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
-from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.run.manifest import read_manifest
 from tasks.run.publish import publishing
 from tasks.storage.atomic import TEMP_PREFIX, storage_errors
 from tasks.storage.links import refuse_link, refuse_links
