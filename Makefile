@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test golden browser check lint types bench mutants lock licences clean
+.PHONY: setup demo test golden browser check lint types bench mutants torture lock licences clean
 
 setup: $(READY)
 	@echo "installed; activate it with: . $(BIN)/activate"
@@ -54,6 +54,13 @@ bench: $(READY)
 SAMPLE ?= 40
 mutants: $(READY)
 	$(BIN)/python tests/mutation --sample $(SAMPLE) $(if $(MODULE),--module $(MODULE))
+
+# Does anything break a run? Kills, faults, damage and hostile input for so many minutes; as root, on small disks too.
+# `make torture ONLY=kills,damages` for some kinds; each failure names the command that repeats it.
+SEED ?= 0
+MINUTES ?= 60
+torture: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m torture --seed $(SEED) --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY))
 
 # Needs `uv` on the PATH.
 lock:

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.common import deepseek_folder, report
 from benchmarks.tokenizing import TEMPLATES, chat_rows
+from tasks.server.state import Record, State
 
 REPEATS = 5
 TASKS = 100
@@ -67,20 +68,18 @@ def seconds_of(command: list[str], environ: dict[str, str]) -> float:
     return time.perf_counter() - start
 
 
-def trigger_to_task(url: str, name: str) -> float:
+def trigger_to_task(record: Record, name: str) -> float:
     """Seconds from the request of a run to the start of its first task."""
-    from tasks.server.http import call
-
     [deployment] = [
-        entry for entry in call(f"{url}/deployments/filter", {"limit": 200}) if entry["name"] == name
+        entry for entry in record.call("deployments/filter", {"limit": 200}) if entry["name"] == name
     ]
     began = time.time()
-    run = call(f"{url}/deployments/{deployment['id']}/create_flow_run", {})["id"]
-    while call(f"{url}/flow_runs/{run}")["state_type"] not in _ENDED:
+    run = record.call(f"deployments/{deployment['id']}/create_flow_run", {})["id"]
+    while record.call(f"flow_runs/{run}")["state_type"] not in _ENDED:
         time.sleep(0.1)
     starts: list[Any] = []
     while not starts:
-        tasks = call(f"{url}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        tasks = record.call("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
         starts = [task["start_time"] for task in tasks if task["start_time"]]
         time.sleep(0.1)
     return min(datetime.datetime.fromisoformat(start).timestamp() for start in starts) - began
@@ -114,13 +113,19 @@ def main() -> None:
         for _ in range(REPEATS):
             embedded.append(seconds_of(run, environ) - seconds_of(direct, environ))
         up = seconds_of([*gristmill, "up"], environ)
-        record = json.loads((folder / "state" / "server.json").read_text())
+        record = State(folder / "state").read()
+        assert record is not None
         running = [seconds_of(run, environ) - seconds_of(direct, environ) for _ in range(REPEATS)]
-        triggers = [trigger_to_task(record["url"], "validate") for _ in range(REPEATS)]
+        triggers = [trigger_to_task(record, "validate") for _ in range(REPEATS)]
         many = [sys.executable, "-c", _TASKS, str(TASKS), str(seconds / TASKS)]
         told = subprocess.run(
             many,
-            env=environ | {"PREFECT_API_URL": record["url"], "PREFECT_LOGGING_LEVEL": "ERROR"},
+            env=environ
+            | {
+                "PREFECT_API_URL": record.url,
+                "PREFECT_API_AUTH_STRING": record.token,
+                "PREFECT_LOGGING_LEVEL": "ERROR",
+            },
             check=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -8,14 +8,14 @@ keeps old runs valid.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, to_jsonable_python
+from pydantic_core import CoreSchema, PydanticCustomError, to_jsonable_python
 
-from schemas.errors import ConfigError
+from schemas.errors import USER_INFO, USER_INFO_REMEDY, ConfigError, has_secret, without_secrets
 
 _NOT_HASHED = "x-not-hashed"
 
@@ -41,7 +41,18 @@ def _is_hashed(field: FieldInfo) -> bool:
 class Config(BaseModel):
     """A frozen model that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    # Whoever prints a ValidationError must not print what is in a configuration, which may be a password.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_secrets(cls, value: Any) -> Any:
+        """Refuse passwords in URIs: configurations are stored with the run, and shown."""
+        if any(map(has_secret, _texts(value))):
+            raise PydanticCustomError(USER_INFO, USER_INFO_REMEDY)
+        return value
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -116,6 +127,16 @@ def few(names: Iterable[str], most: int = 3) -> str:
     return "+".join(shown[:most] + more)
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of a field, keys included; configurations inside it check their own."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in (*value, *value.values()) for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
+
+
 def _plain_fields(value: Any) -> Any:
     if isinstance(value, Config):
         return value.hash_fields()
@@ -146,12 +167,14 @@ def config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
         message = _unknown_key(model, first["loc"])
     elif first["type"] == "missing":
         message = "this required field is missing"
+    elif first["type"] == USER_INFO:
+        message = USER_INFO_REMEDY
     else:
         message = f"{_explained(model, first)} (got {_short(first['input'])})"
     if len(faults) > 1:
         others = ", ".join(dotted(fault["loc"]) for fault in faults[1:4])
         message += f"; and {len(faults) - 1} more: {others}"
-    code = "unknown_key" if first["type"] == "extra_forbidden" else "bad_config"
+    code = {"extra_forbidden": "unknown_key", USER_INFO: USER_INFO}.get(first["type"], "bad_config")
     return ConfigError(message, code=code, where=dotted(first["loc"]))
 
 
@@ -212,7 +235,7 @@ _SCALARS = {"str": "text", "int": "a whole number", "bool": "true or false"}
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
+    text = without_secrets(repr(value))
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

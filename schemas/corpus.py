@@ -29,7 +29,7 @@ from schemas.fields import (
 
 FLOW = "sample-corpus"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 SAMPLING_INFO = "sampling_info.json"
 REPORT = "report.json"

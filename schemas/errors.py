@@ -16,11 +16,83 @@ class                  exit code  meaning
 
 from __future__ import annotations
 
+import errno
+import re
 from typing import Any
+
+# `user:password@` after a scheme, which `Path` leaves one slash; a password may contain `/` and `@`. Digits up to a
+# slash are a port. A user alone is a secret only on the web: object stores write `container@account`.
+_SECRETS = (
+    re.compile(r"(?i)\b([a-z][a-z0-9+.-]*:/{1,2})[^/:@\s]*:(?!\d+(?:[/?#\s]|$))\S*@"),
+    re.compile(r"(?i)\b(https?:/{1,2})[^/:@\s]+@"),
+)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+USER_INFO = "secret_in_uri"
+USER_INFO_REMEDY = (
+    "this URI contains a user name or password, which would be stored and shown; leave it out, and give it in the "
+    "environment or the configuration file of the client of that service"
+)
+
+# What to do when the system refuses, by its error number.
+_REMEDIES = {
+    errno.EMFILE: "too many files are open at once: raise the limit (ulimit -n 4096), or lower workers",
+    errno.ENFILE: "too many files are open on this machine: end other programs, or lower workers",
+    errno.EFBIG: "this process or file system allows no file this large: lift the limit (ulimit -f unlimited)",
+    errno.ENAMETOOLONG: "the system takes no name or path this long: use a shorter output_dir or name",
+    errno.ENOSPC: "the disk is full: free some space, or choose another output_dir",
+    errno.EDQUOT: "your quota is used up: free some space, or choose another output_dir",
+    errno.ENOMEM: "there is not enough memory: lower workers, or end other programs",
+}
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose URIs have neither user names nor passwords.
+
+    >>> without_secrets("no server at http://user:secret@127.0.0.1:4200/api; start it")
+    'no server at http://***@127.0.0.1:4200/api; start it'
+    """
+    if "@" in text:
+        for secret in _SECRETS:
+            text = secret.sub(r"\1***@", text)
+    return text
+
+
+def _on_one_line(text: str) -> str:
+    """Return a text without line breaks, and with control characters written out: data must not control a terminal.
+
+    >>> _on_one_line("a\\nb\\x1b[31m")
+    'a b\\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], " ".join(text.splitlines()))
+
+
+def has_secret(text: str) -> bool:
+    """Return whether a text has a URI with a user name and a password, or a token of the web.
+
+    >>> has_secret("s3://key:secret@bucket"), has_secret("abfs://container@account.dfs.core.windows.net")
+    (True, False)
+    """
+    return without_secrets(text) != text
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """Return why the system refused and what to do, for the end of a message.
+
+    Args:
+        otherwise: what to do if the error is none of the limits of process, disk or file system.
+    """
+    reason = error.strerror or str(error)
+    return f"{reason}; {_REMEDIES.get(error.errno or 0, otherwise)}"
 
 
 class GristmillError(Exception):
     """Base class of all errors that Gristmill raises on purpose.
+
+    User names and passwords in URIs are left out of the message and the place, and both are one line.
 
     Args:
         message: what failed, the value, what is allowed and what to do, in one or two sentences.
@@ -32,10 +104,11 @@ class GristmillError(Exception):
     default_code = "error"
 
     def __init__(self, message: str, *, code: str | None = None, where: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        # Here, because every error is printed, logged or stored by someone.
+        self.message = _on_one_line(without_secrets(message))
+        super().__init__(self.message)
         self.code = code or self.default_code
-        self.where = where
+        self.where = _on_one_line(without_secrets(where))
 
     def __str__(self) -> str:
         place = f" {self.where}:" if self.where else ""
@@ -59,6 +132,16 @@ class ConfigError(GristmillError):
 
     exit_code = 2
     default_code = "bad_config"
+
+
+def refuse_secrets(text: str, where: str) -> None:
+    """Refuse a URI that contains a user name and a password.
+
+    Raises:
+        ConfigError: `secret_in_uri`.
+    """
+    if has_secret(text):
+        raise ConfigError(USER_INFO_REMEDY, code=USER_INFO, where=where)
 
 
 class MissingExtraError(ConfigError):
@@ -90,6 +173,13 @@ class WorkError(GristmillError):
     """A job failed for a reason that is neither input nor storage."""
 
     default_code = "work_failed"
+
+
+def system_error(error: OSError) -> GristmillError | None:
+    """Convert an error of the system that no reader or writer expected; `None` if it is not about a limit."""
+    if error.errno not in _REMEDIES:
+        return None
+    return StorageError(remedy(error, ""), code="limit", where=str(error.filename or ""))
 
 
 class IntegrityError(GristmillError):

@@ -32,7 +32,7 @@ from schemas.fields import (
 
 FLOW = "build-probe-rows"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 REPORT = "report.json"
 # Probe rows publish nothing besides `latest`.

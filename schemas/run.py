@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from schemas.errors import IntegrityError
 
 RECEIPT_FORMAT = 1
-MANIFEST_FORMAT = 1
+# 2: notes, and a digest of its own.
+MANIFEST_FORMAT = 2
 
 
 class Record(BaseModel):
@@ -129,14 +130,19 @@ class InputRecord(Record):
 class RunManifest(Record):
     """The last file written to a run folder: what the run contains, and what it was made from.
 
-    `outputs` are relative to the run folder. Only `environment` may differ between two runs of the same
-    configuration over the same bytes.
+    Attributes:
+        outputs: the data, relative to the run folder; `links`: symbolic links among them.
+        notes: the files about the run: configuration, inputs, report. Two runs of one configuration over the same
+            bytes may differ in them and in `environment`, which say where and how it was executed, but in nothing
+            else. While a note is replaced it has two records; it is in order if it is as one of them says.
+        manifest_sha256: digest of the manifest itself, see `tasks.run.manifest`; empty before it is sealed.
     """
 
     format: int = MANIFEST_FORMAT
     flow: str
     run_hash: str
     outputs: tuple[FileRecord, ...]
+    notes: tuple[FileRecord, ...] = ()
     links: dict[str, str] = Field(default_factory=dict)
     ledger: RowLedger
     statistics: dict[str, Any]
@@ -144,3 +150,9 @@ class RunManifest(Record):
     warnings: tuple[str, ...] = ()
     versions: dict[str, str]
     environment: dict[str, Any]
+    manifest_sha256: str = ""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it has a digest of its own and records notes; those of earlier versions do not."""
+        return self.format > 1 or bool(self.manifest_sha256)

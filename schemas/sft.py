@@ -50,6 +50,8 @@ METADATA_PACK_SIZE = b"gristmill.pack_size"
 METADATA_COUNT = b"gristmill.count"
 METADATA_TOKENIZER = b"gristmill.tokenizer_sha256"
 METADATA_VOCABULARY = b"gristmill.vocabulary_size"
+# SHA-256 of what precedes it in an npy shard; in a memmap shard, of each array, with its name after a dot.
+METADATA_SHA256 = "gristmill.sha256"
 
 # Letters, digits and "_", then also "." and "-", but never "..".
 DATASET_NAME = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.?$"

@@ -91,6 +91,9 @@ def finish(
 def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
     try:
         last = last_published(Path(publication.output_dir), publication.run_hash)
+        if last is None:
+            return None
+        return compare(last, publication.ledger, publication.statistics, alarms)
     except IntegrityError as error:
         if alarms is not None:
             reason = error.message.splitlines()[0]
@@ -102,6 +105,3 @@ def _drift(publication: Publication, alarms: RowAlarms | None) -> Drift | None:
             ) from None
         log.warning("cannot compare with the last published run: %s", error)
         return None
-    if last is None:
-        return None
-    return compare(last, publication.ledger, publication.statistics, alarms)

@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tasks.runtime.settings import quiet_environment
 from tasks.server.embedded import EmbeddedServer
+from tasks.server.http import call
 from tasks.server.state import State
 
 
@@ -27,31 +29,46 @@ def prefect_server(folder: Path) -> Iterator[str]:
     state = State(folder)
     server = EmbeddedServer(state)
     try:
-        with _pointed_at(server.url, state.home):
+        with _pointed_at(server, state.home):
             yield server.url
     finally:
         server.stop()
 
 
 @contextlib.contextmanager
-def _pointed_at(url: str, home: Path) -> Iterator[None]:
+def _pointed_at(server: EmbeddedServer, home: Path) -> Iterator[None]:
     before = dict(os.environ)
-    os.environ |= {"PREFECT_API_URL": url, "PREFECT_HOME": str(home)}
+    os.environ |= {
+        "PREFECT_API_URL": server.url,
+        "PREFECT_API_AUTH_STRING": server.token,
+        "PREFECT_HOME": str(home),
+    }
     quiet_environment()
     try:
         # Only now: the environment is read on import.
         from prefect.context import refresh_global_settings_context
-        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+        from prefect.settings import (
+            PREFECT_API_AUTH_STRING,
+            PREFECT_API_URL,
+            PREFECT_HOME,
+            temporary_settings,
+        )
 
         # The global settings serve threads without a context, the temporary ones a context that is active.
         refresh_global_settings_context()
-        with temporary_settings({PREFECT_API_URL: url, PREFECT_HOME: home}):
+        own = {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.token, PREFECT_HOME: home}
+        with temporary_settings(own):
             yield
         _finish_sending()
     finally:
         os.environ.clear()
         os.environ.update(before)
         refresh_global_settings_context()
+
+
+def ask(url: str, body: Any = None) -> Any:
+    """The answer of the server that this process is pointed at."""
+    return call(url, body, timeout_s=30, token=os.environ["PREFECT_API_AUTH_STRING"])
 
 
 def _finish_sending() -> None:

@@ -11,21 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.rendering import make_console, print_chart, print_facts, print_sample, print_table, printable
+from schemas.errors import ConfigError
 from schemas.inspection import Answer, Inspection
 from schemas.report import Column, Figure, Table
 
 # Rows of an answer that a terminal shows.
 _MOST_ROWS = 100
+# A week.
+_LONGEST_S = 604_800
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    from tasks.outputs.inspect import inspect_path, query_path
+    """Run the command and return its exit code.
 
+    Raises:
+        ConfigError: `usage`: a limit of a query is out of its range.
+    """
+    from tasks.outputs.inspect import inspect_path, query_path
+    from tasks.outputs.query import Limits
+
+    if options.sql_memory < 1 or not 0 < options.sql_timeout <= _LONGEST_S:
+        raise ConfigError(
+            f"allowed: --sql-memory from 1 MiB, --sql-timeout above 0 and up to {_LONGEST_S:,} s",
+            code="usage",
+        )
     path, chosen = options.path, {"split": options.split, "dataset": options.dataset}
     if options.sql is not None:
         most = None if options.json else _MOST_ROWS
-        print_answer(query_path(path, options.sql, most, **chosen), options.json)
+        limits = Limits(options.sql_memory, options.sql_timeout)
+        print_answer(query_path(path, options.sql, most, **chosen, limits=limits), options.json)
     else:
         tokenizer = Path(options.tokenizer) if options.tokenizer else None
         print_inspection(inspect_path(path, options.rows, options.first, tokenizer, **chosen), options.json)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from flows.cli.progress import showing_progress
 from schemas.run import RunManifest
 from tasks.runtime.settings import quiet_environment, run_settings
+
+if TYPE_CHECKING:
+    from tasks.server.link import ServerLink
 
 log = logging.getLogger("gristmill")
 
@@ -17,6 +22,8 @@ def run_flow(
     package: str, module: str, runner: str, workers: int, address: str | None = None, **parameters: Any
 ) -> RunManifest:
     """Run the flow that a module is named after, in this process, and return the manifest it published.
+
+    A server that fails after the start does not fail the run; see `tasks.server.link`.
 
     Args:
         package, module: where the flow is.
@@ -33,7 +40,7 @@ def run_flow(
     from tasks.server.address import use_api
 
     api = use_api(address)
-    with run_settings():
+    with _linked(api.url) as link, run_settings():
         flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
         def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
@@ -43,4 +50,40 @@ def run_flow(
         chosen = flow.with_options(task_runner=make_runner(runner, workers), on_running=hooks)
         with showing_progress():
             result = chosen(**parameters)
+    if link.unrecorded:
+        log.warning("the run is complete and published, but the Prefect server has no record of its end")
     return RunManifest.model_validate(result)
+
+
+@contextlib.contextmanager
+def _linked(url: str) -> Iterator[ServerLink]:
+    """Let all of Prefect's requests in this context wait as `tasks.server.link` says, and then send what is left."""
+    from prefect.context import SyncClientContext
+
+    from tasks.runtime import stopping
+    from tasks.runtime.sending import AFTER_INTERRUPT_S, SEND_S, finish_sending
+    from tasks.server.address import embedded_server
+    from tasks.server.link import PatientTransport, ServerLink, transport_to
+
+    embedded = embedded_server()
+    link = ServerLink(url, embedded.ended) if embedded and embedded.url == url else ServerLink(url)
+    if embedded:
+        stopping.last_acts.append(embedded.stop)
+    with link.watched():
+        try:
+            clients = SyncClientContext({"transport": PatientTransport(link, transport_to(url))})
+            # Prefect shares a client only with those that ask for its settings, and its artifacts ask for none.
+            clients._httpx_settings = None
+            with clients:
+                yield link
+        except Exception as error:
+            # Prefect may have wrapped it.
+            if link.failure is not None and error is not link.failure:
+                raise link.failure from error
+            raise
+        except BaseException:
+            link.interrupt()
+            raise
+        finally:
+            limit_s = AFTER_INTERRUPT_S if link.interrupted else SEND_S
+            stopping.unsent |= not finish_sending(lambda: link.sick, limit_s)

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from flows.cli import examples, housekeeping, server
 from flows.cli.configs import load_config
 from flows.cli.invocation import this_command
 from flows.cli.registry import FLOWS, run_or_find
 from flows.cli.summary import print_error, print_summary
-from schemas.errors import ConfigError, GristmillError, IntegrityError, WorkError
+from schemas.errors import (
+    ConfigError,
+    GristmillError,
+    IntegrityError,
+    WorkError,
+    refuse_secrets,
+    system_error,
+)
 from tasks.run.receipts import Verify
+from tasks.runtime import stopping
+from tasks.storage.names import write_to_nowhere
 
 INTERRUPTED = 130
+# As a shell reports the signal that ends other programs.
+READER_GONE = 128 + signal.SIGPIPE
 
 
 class _Version(argparse.Action):
@@ -42,18 +56,31 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted."""
+    """Run one command and return its exit code.
+
+    0 done, 1 failure, 2 usage, 3 integrity, 130 interrupted, 141 nobody reads the output any more.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     debug = "--debug" in arguments
     try:
         options = _parser().parse_args(arguments)
+        for name, value in vars(options).items():
+            if name != "sql":
+                refuse_secrets(str(value), "the command line")
         logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
         logging.getLogger("gristmill").setLevel(logging.DEBUG if debug else logging.INFO)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_not_of_progress)
         run: Callable[[argparse.Namespace], int] = options.run
-        return run(options)
+        code = run(options)
+        print(end="", flush=True)
+        return code
+    except SystemExit:
+        # Rich ends the program when its pipe breaks.
+        if _nobody_reads():
+            return READER_GONE
+        raise
     except KeyboardInterrupt:
         print("gristmill: interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
@@ -62,10 +89,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(error, as_json)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return READER_GONE
         _trace(debug)
+        known = system_error(error) if isinstance(error, OSError) else None
+        if known is not None:
+            print_error(known, as_json)
+            return known.exit_code
         hint = "" if debug else "; run again with --debug for the traceback"
         print_error(WorkError(f"{type(error).__name__}: {error}{hint}", code="internal"), as_json)
         return WorkError.exit_code
+
+
+def _nobody_reads() -> bool:
+    """Return whether the program that read our output has ended, as `head` does; if so, write to nowhere from now on.
+
+    A pipe of our own may break as well, which is a failure.
+    """
+    poll = select.poll()
+    for stream in _streams():
+        with contextlib.suppress(OSError, ValueError):
+            poll.register(stream.fileno(), 0)
+    gone = [descriptor for descriptor, events in poll.poll(0) if events & select.POLLERR]
+    write_to_nowhere(gone)
+    return bool(gone)
+
+
+def _streams() -> list[TextIO]:
+    """Return stdout and stderr, without one that was closed before we started."""
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
 
 
 def _not_of_progress(record: logging.LogRecord) -> bool:
@@ -129,6 +181,20 @@ def _parser() -> _Parser:
         metavar="QUERY",
         help="run a SELECT over bins, measurements, documents or rejects; dataset, split, path and shard say where a "
         "row is (shard_path and so on, if the data have a column path)",
+    )
+    look.add_argument(
+        "--sql-memory",
+        type=int,
+        default=2048,
+        metavar="MIB",
+        help="most memory of a query in MiB; default 2048",
+    )
+    look.add_argument(
+        "--sql-timeout",
+        type=float,
+        default=300,
+        metavar="S",
+        help="end a query after so many seconds; default 300",
     )
     look.set_defaults(run=_inspect)
     examples.add_commands(commands, common)
@@ -244,4 +310,13 @@ def terminate(signum: int, frame: object) -> None:
 def entry() -> int:
     """Run `main` in a process of its own, which SIGTERM ends as Ctrl-C does."""
     signal.signal(signal.SIGTERM, terminate)
-    return main()
+    code = main()
+    try:
+        for stream in _streams():
+            stream.flush()
+    except OSError:
+        # The error has been reported as far as possible; Python would report it again at exit.
+        write_to_nowhere([stream.fileno() for stream in _streams()])
+    if stopping.unsent:
+        stopping.end_now(code)
+    return code

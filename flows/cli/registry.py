@@ -103,8 +103,9 @@ def run_or_find(
         address: the Prefect server to use instead of the configured, running or embedded one.
     """
     from tasks.run.history import completed_run
-    from tasks.run.layout import run_folder
-    from tasks.run.publish import point_latest
+    from tasks.run.layout import LATEST, RUNS, run_folder
+    from tasks.run.publish import point_latest, publishing
+    from tasks.storage.names import link_target
 
     started = time.monotonic()
     identity = importlib.import_module(entry.identity)
@@ -112,6 +113,12 @@ def run_or_find(
     identity.DOMAIN.claim(root)
     run_hash = identity.identify(config).run_hash
     manifest = None if force else completed_run(root, run_hash, verify)
+    if manifest is not None and link_target(root / LATEST) != f"{RUNS}/{run_hash}":
+        # Until it is the latest, `prune` may remove it.
+        with publishing(root, run_hash):
+            manifest = completed_run(root, run_hash, Verify.SIZE)
+            if manifest is not None:
+                point_latest(root, run_hash, identity.DOMAIN.published)
     cached = manifest is not None
     if manifest is None:
         from flows.cli.launch import run_flow

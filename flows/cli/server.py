@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.invocation import this_command
+from schemas.errors import ConfigError, WorkError
 
 if TYPE_CHECKING:
     from tasks.server.control import Status
@@ -29,6 +30,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     seen = commands.add_parser(
         "status", parents=[common], help="print what is running; exit code 1 if a part is down"
     )
+    seen.add_argument(
+        "--env",
+        action="store_true",
+        help="print the shell commands that let Prefect's own programs use the server; they contain its token",
+    )
     seen.set_defaults(run=_status)
     down = commands.add_parser("down", parents=[common], help="stop the server; its database is kept")
     down.set_defaults(run=_down)
@@ -45,7 +51,17 @@ def _status(options: argparse.Namespace) -> int:
     from tasks.server.control import status
     from tasks.server.state import State
 
-    return _report(status(State.of_user()), options.json)
+    if not options.env:
+        return _report(status(State.of_user()), options.json)
+    if options.json:
+        raise ConfigError(
+            "--env prints shell commands, which --json cannot hold; give one of them", code="usage"
+        )
+    exports = status(State.of_user()).exports()
+    if exports is None:
+        raise WorkError(f"no server is running; start it with: {this_command()} up", code="no_server")
+    print("\n".join(exports))
+    return 0
 
 
 def _down(options: argparse.Namespace) -> int:

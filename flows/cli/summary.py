@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 from schemas.errors import GristmillError
 from schemas.run import RunManifest
 from schemas.tokenizer import measured
-from tasks.run.layout import REPORT_PAGE
+from tasks.run.layout import MANIFEST, REPORT_PAGE
+from tasks.run.manifest import statistics_faults
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,11 @@ class Summary:
         }
 
     def lines(self) -> list[str]:
-        """Return the summary as plain lines."""
+        """Return the summary as plain lines.
+
+        Raises:
+            IntegrityError: `bad_manifest`: the statistics are not those of the flow.
+        """
         ledger = self.manifest.ledger
         out = [
             f"{self.manifest.flow}: {'already complete, checked' if self.cached else 'done'} in {self.seconds:.1f} s",
@@ -64,7 +70,18 @@ class Summary:
             f"{ledger.duplicates:,} duplicates, {ledger.rows_rejected:,} rejected",
         ]
         out += [f"  rejected   {rows:,} x {reason}" for reason, rows in ledger.rejected.items()]
-        for split, datasets in self.manifest.statistics.get("splits", {}).items():
+        with statistics_faults(str(Path(self.run_dir, MANIFEST))):
+            out += self._totals()
+        out += [f"  warning    {warning}" for warning in self.manifest.warnings]
+        out.append(f"  run        {self.run_dir}")
+        if self.report is not None:
+            out.append(f"  report     {self.report}")
+        return out
+
+    def _totals(self) -> list[str]:
+        """Return the lines of what this flow alone counts."""
+        statistics, out = self.manifest.statistics, []
+        for split, datasets in statistics.get("splits", {}).items():
             for name, counts in datasets.items():
                 out.append(
                     f"  {split:<10} {name}: {counts['sequences']:,} sequences in {counts['bins']:,} bins of "
@@ -76,22 +93,18 @@ class Summary:
                         f"  {'':<10} weight {counts['weight']:g} asks for {counts['weight_share']:.1%} of samples; "
                         f"it has {counts['share']:.1%}; {counts['epochs']:.2f} epochs in a blend as long as the split"
                     )
-        for bucket in self.manifest.statistics.get("buckets", []):
+        for bucket in statistics.get("buckets", []):
             out.append(
                 f"  {bucket['source']}/{bucket['bucket']}: {bucket['sampled']:,} of {bucket['requested']:,}, "
                 f"from {bucket['rows']:,} rows, {bucket['text_bytes']:,} bytes of text in {bucket['shards']} shards"
             )
-        for bucket in self.manifest.statistics.get("bytes_per_token", []):
+        for bucket in statistics.get("bytes_per_token", []):
             out.append(f"  {bucket['bucket']}: {measured(bucket)}")
-        for split, counts in self.manifest.statistics.get("probe_splits", {}).items():
+        for split, counts in statistics.get("probe_splits", {}).items():
             out.append(
                 f"  {split:<10} {counts['measurements']:,} measurements of {counts['probes']:,} probes in "
                 f"{counts['records']:,} records, {counts['failed_share']:.1%} failed, {counts['ipv6_share']:.1%} IPv6"
             )
-        out += [f"  warning    {warning}" for warning in self.manifest.warnings]
-        out.append(f"  run        {self.run_dir}")
-        if self.report is not None:
-            out.append(f"  report     {self.report}")
         return out
 
 
@@ -104,7 +117,8 @@ def print_summary(summary: Summary, as_json: bool) -> None:
 
 
 def print_error(error: GristmillError, as_json: bool) -> None:
-    """Print one readable message to stderr and, if `as_json`, a JSON object to stdout."""
-    print(f"gristmill: {error}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": error.as_dict()}))
+    """Print one readable message to stderr and, if `as_json`, a JSON object to stdout, if they can be written."""
+    with contextlib.suppress(OSError):
+        print(f"gristmill: {error}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": error.as_dict()}), flush=True)

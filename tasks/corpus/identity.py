@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from schemas.corpus import FLOW, FORMAT_VERSION, PUBLISHED, CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import ConfigError
-from tasks.inputs.files import InputFile, files_below
+from tasks.inputs.files import InputFile, files_below, local_input
 from tasks.run.contract import Domain
 from tasks.run.identity import Identity, Source, fingerprint
 
@@ -61,8 +60,9 @@ def _find_buckets(config: SampleCorpusConfig) -> list[BucketSource]:
         for bucket, count in dataset.counts.items():
             files: tuple[InputFile, ...] = ()
             missing = ""
+            root = local_input(dataset.source)
             try:
-                files = files_below(Path(dataset.source).expanduser() / bucket, dataset.glob, _PATTERNS)
+                files = files_below(root / bucket, dataset.glob, _PATTERNS)
             except ConfigError as error:
                 missing = f"{error.where}: {error.message}"
                 faults.append(missing)

@@ -7,6 +7,7 @@ below a cutoff, they are the smallest; and if the sample contains the texts of j
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from tasks.corpus.where import matches
 from tasks.corpus.write import document_ids
 from tasks.inputs.columns import as_text
 from tasks.run.identity import Identity
+from tasks.run.layout import CONFIG, MANIFEST
+from tasks.run.manifest import statistics_faults
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 from tasks.storage.reading import read_bytes
 
@@ -131,8 +134,16 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
     if identity.run_hash != manifest.run_hash:
         return [_unproved(folder, "the source or its path has changed since the run")]
     rows = _SampleRows(shards, [*OWN_COLUMNS, *([config.id_name] if config.id_name else [])])
-    for bucket, entry in zip(buckets, manifest.statistics["buckets"], strict=True):
-        fault = _prove_bucket(config, bucket, Cutoff(*entry["cutoff"]), rows, full)
+    try:
+        with statistics_faults(str(folder / MANIFEST)):
+            cutoffs = [
+                Cutoff(*map(operator.index, entry["cutoff"])) for entry in manifest.statistics["buckets"]
+            ]
+            bounds = list(zip(buckets, cutoffs, strict=True))
+    except IntegrityError as error:
+        return [Fault(where=error.where, rule=error.code, detail=error.message)]
+    for bucket, cutoff in bounds:
+        fault = _prove_bucket(config, bucket, cutoff, rows, full)
         if fault is not None:
             return [fault]
     if full and rows.left():
@@ -145,7 +156,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
 
 
 def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
-    raw: dict[str, Any] = json.loads(read_bytes(folder / "config.json"))
+    raw: dict[str, Any] = json.loads(read_bytes(folder / CONFIG))
     config = SampleCorpusConfig.parse(raw)
     return config, identify(config)
 

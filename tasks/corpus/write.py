@@ -30,6 +30,7 @@ from tasks.corpus.selection.cutoff import Cutoff, IdRange
 from tasks.inputs.columns import as_text
 from tasks.run.contract import Job
 from tasks.storage.atomic import AtomicFile
+from tasks.storage.parquet import parquet_writer
 
 _PAGE_BYTES = 256 << 10
 _COMPRESSED = ("zstd", "gzip")
@@ -207,8 +208,8 @@ class _SampleWriter:
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         codec = self._job.compression.value
-        return pq.ParquetWriter(
-            pa.PythonFile(self._file, mode="w"),
+        return parquet_writer(
+            self._file,
             schema,
             compression=codec,
             compression_level=self._job.compression_level if codec in _COMPRESSED else None,

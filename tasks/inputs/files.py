@@ -4,7 +4,7 @@ A path is a file, a folder (read recursively) or a glob. A file's `name` is what
 call it: relative to the data set's root and with `/`, so a data set that moves keeps its names. Files are
 sorted by the bytes of their name, never by listing order. Folders are entered once even if links lead to
 them twice, which also ends link loops. Nothing is skipped silently except what is hidden (`.` or `_`
-in front) or of another kind; a dangling link is an error, not an empty file.
+in front) or has another ending; a dangling link is an error, not an empty file, and so is a pipe or a device.
 
 Importing this module is cheap: the check for a finished run lists inputs before it loads anything else.
 """
@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from schemas.errors import ConfigError, InputError
 from tasks.storage.listing import is_pattern, matches
-from tasks.storage.reading import file_bytes, status
+from tasks.storage.reading import status
 
 PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 _HIDDEN = "._"
@@ -50,10 +50,10 @@ def resolve(path: str, patterns: tuple[str, ...] = PATTERNS) -> tuple[InputFile,
     Raises:
         ConfigError: `missing_path`: nothing is there; `no_files`: no supported file is there;
             `unsupported_file`: one file of another kind; `remote_input`: a URI of an object store.
-        InputError: `unreadable`: a folder cannot be listed, or a link leads nowhere; `bad_file_name`: a
-            name is not UTF-8.
+        InputError: `unreadable`: a folder cannot be listed, a link leads nowhere, or a pipe or device has the
+            name of an input; `bad_file_name`: a name is not UTF-8.
     """
-    where = _local(path)
+    where = local_input(path)
     if not path:
         raise ConfigError("an input path is empty; give a file, a folder or a glob", code="missing_path")
     mode = _mode(where)
@@ -95,7 +95,12 @@ def files_below(root: Path, glob: str, patterns: tuple[str, ...] = PATTERNS) -> 
     return _sorted(_found(root, PurePosixPath(glob).parts, patterns), str(root / glob), patterns)
 
 
-def _local(path: str) -> Path:
+def local_input(path: str) -> Path:
+    """Return the local path of an input; `~` and `file://` are understood.
+
+    Raises:
+        ConfigError: `remote_input`: it is a URI of an object store.
+    """
     scheme, separator, rest = path.partition("://")
     if separator and scheme == "file":
         return Path(rest)
@@ -133,10 +138,16 @@ def _file(path: Path, name: str) -> InputFile:
             where=os.fsencode(name).decode(errors="backslashreplace"),
         ) from None
     try:
-        size = file_bytes(path)
+        found = status(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    return InputFile(path, name, size)
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(
+            "it has the name of an input, but is a pipe, a socket or a device; move it away",
+            code="unreadable",
+            where=str(path),
+        )
+    return InputFile(path, name, found.st_size)
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

@@ -11,7 +11,8 @@ A line longer than `MAX_LINE_BYTES` is `line_too_long` and is skipped without be
 
 CSV is read by csv_rows.py, an array of JSON objects by json_array.py.
 
-Compressed text. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
+Compressed text. A file that expands more than 250 times, beyond 64 MiB, is refused (`expands_too_far`), as it
+would take hours. Consecutive gzip members or zstd frames form one text. Arrow's stream reports a
 file that ends inside a member or frame; one cut exactly between two is indistinguishable from a complete file, and so
 is a flipped byte in a zstd frame that was written without a checksum.
 
@@ -41,11 +42,18 @@ BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 64 << 20
 
+# Rows compress 3 to 50 times, logs 100 times; zeros or newlines 1,000 times with gzip and 30,000 times with zstd.
+_MOST_EXPANSION = 250
+# So much is read in any case: it takes seconds.
+_SMALLEST_LIMIT = 64 << 20
+
 _BOM = b"\xef\xbb\xbf"
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
 _BLANK = object()
 # Stands for a line that was skipped; no real line contains a newline.
 OVERLONG = b"\n"
+_NEWLINE = OVERLONG[0]
+_SPACE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,8 @@ def text_chunks(segment: Segment) -> Iterator[bytes]:
     """Yield the plain text of a segment in chunks.
 
     Raises:
-        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd` or `bad_bz2`, with the file's name.
+        InputError: `unreadable`, `truncated_input`, `expands_too_far`, `bad_gzip`, `bad_zstd` or `bad_bz2`, with the
+            file's name.
     """
     compressed = "." in segment.format
     return _decompressed_chunks(segment) if compressed else _file_chunks(segment)
@@ -109,8 +118,13 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
         try:
             if source.size() == 0:
                 _truncated(segment, "the file is empty, which compressed text never is")
+            most = max(_SMALLEST_LIMIT, _MOST_EXPANSION * source.size())
+            held = 0
             with pa.CompressedInputStream(source, codec) as stream:
                 while chunk := stream.read(CHUNK_BYTES):
+                    held += len(chunk)
+                    if held > most:
+                        _expands_too_far(segment, held)
                     yield chunk
         except OSError as error:
             if error.errno is not None:
@@ -130,7 +144,9 @@ def text_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
     pieces: list[bytes] = []
     held = 0
     for chunk in chunks:
-        lines = chunk.split(b"\n")
+        # Splitting 256 KiB of newlines takes ten times as long.
+        is_blank = chunk[0] == chunk[-1] == _NEWLINE and chunk.count(b"\n") == len(chunk)
+        lines = [b""] * (len(chunk) + 1) if is_blank else chunk.split(b"\n")
         # Past the limit, count a line's bytes without keeping them: memory stays bounded whatever its length.
         if held <= MAX_LINE_BYTES:
             pieces.append(lines[0])
@@ -150,9 +166,13 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
     batch: list[RawRow] = []
     batch_bytes = 0
     for lines in blocks:
+        if not any(lines):
+            # Skipped together: a file may have billions.
+            row += len(lines)
+            continue
         for line in lines:
             # A blank line takes a number but is not a row.
-            if line:
+            if line and (line[0] > _SPACE or not line.isspace()):
                 try:
                     value = loads(line)
                 except orjson.JSONDecodeError as error:
@@ -249,6 +269,15 @@ def _unreadable(segment: Segment, error: OSError) -> NoReturn:
     raise InputError(
         f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.path
     ) from error
+
+
+def _expands_too_far(segment: Segment, held: int) -> NoReturn:
+    raise InputError(
+        f"the file has {segment.bytes:,} bytes, its text more than {held:,}, over {_MOST_EXPANSION} times that. Is "
+        "it a decompression bomb? If its rows are really so repetitive, give it uncompressed",
+        code="expands_too_far",
+        where=segment.path,
+    )
 
 
 def _truncated(segment: Segment, what: str) -> NoReturn:

@@ -10,7 +10,7 @@ from schemas.inspection import Answer, Inspection
 from tasks.outputs.domains import Domain
 from tasks.outputs.finding import find_outputs
 from tasks.outputs.found import Outputs
-from tasks.outputs.query import run_query
+from tasks.outputs.query import Limits, run_query
 from tasks.outputs.rejects import rejects_tables
 from tasks.run.find import local_path
 
@@ -55,6 +55,7 @@ def query_path(
     most: int | None = None,
     split: str | None = None,
     dataset: str | None = None,
+    limits: Limits | None = None,
 ) -> Answer:
     """Run a query over what is at `path`.
 
@@ -66,14 +67,15 @@ def query_path(
     Args:
         most: most rows to return; `None` for all.
         split, dataset: as for `inspect_path`.
+        limits: what the query may take.
 
     Raises:
-        ConfigError: nothing there can be queried, or `bad_query`.
+        ConfigError: nothing there can be queried, or as `run_query`.
     """
     domain, outputs = _outputs(path, split, dataset)
     tables = domain.query(outputs)
     rejects = {"rejects": outputs.rejects} if outputs.rejects else {}
-    return run_query(sql, {**rejects, **tables.files}, tables.streams, most, outputs.place)
+    return run_query(sql, {**rejects, **tables.files}, tables.streams, most, outputs.place, limits)
 
 
 def _outputs(path: Path | str, split: str | None, dataset: str | None) -> tuple[Domain, Outputs]:

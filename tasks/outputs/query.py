@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,26 @@ _NUMBERS = {"bins": "bin", "documents": "document", "rejects": "reject"}
 PLACE = ("dataset", "split", "path", "shard")
 # Name of the column that DuckDB adds; a user's file may have one called `filename`.
 _FILE = "gristmill_file"
+
+
+# An answer is held as Python objects of about 100 bytes.
+_MOST_VALUES = 5_000_000
+_FETCHED_ROWS = 10_000
+# Bytes on disk for each byte of memory.
+_SPILL_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limit what a query may take.
+
+    Attributes:
+        memory_mib: of DuckDB, in MiB; beyond it, it writes to a temporary folder, ten times as much at most.
+        timeout_s: for everything, in seconds.
+    """
+
+    memory_mib: int = 2048
+    timeout_s: float = 300.0
 
 
 def own_name(name: str, taken: Collection[str]) -> str:
@@ -73,6 +95,7 @@ def run_query(
     streams: dict[str, pa.RecordBatchReader],
     most: int | None = None,
     place: Callable[[Path], Place] = _bare,
+    limits: Limits | None = None,
 ) -> Answer:
     """Run one query.
 
@@ -85,13 +108,16 @@ def run_query(
         most: most rows to return; `None` for all.
         place: where a file is, for the columns `dataset` (of bins and rejects), `split`, `path` and `shard`; if the
             data have a column of that name, ours is `shard_path` and so on.
+        limits: what the query may take.
 
     Raises:
-        ConfigError: `bad_query`, with DuckDB's message.
+        ConfigError: `bad_query`, with DuckDB's message; `query_timeout`, `query_memory`: it reached a limit;
+            `answer_too_large`: its answer has more than 5 million values.
     """
     import duckdb
 
-    with _database() as connection:
+    limits = limits or Limits()
+    with _database(limits.memory_mib) as connection, _ended_in_time(connection, limits.timeout_s):
         for name, stream in streams.items():
             connection.register("stream", stream)
             connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
@@ -106,6 +132,14 @@ def run_query(
         _lock(connection, [path for paths in files.values() for path in paths])
         try:
             return _answer(connection, duckdb, sql, most)
+        except duckdb.OutOfMemoryException as error:
+            raise ConfigError(
+                f"the query needs more than {limits.memory_mib:,} MiB of memory; select less, or raise --sql-memory",
+                code="query_memory",
+                where="--sql",
+            ) from error
+        except duckdb.InterruptException:
+            raise
         except duckdb.Error as error:
             tables = ", ".join(sorted([*files, *streams]))
             problem = " ".join(str(error).split())
@@ -115,13 +149,53 @@ def run_query(
 
 
 @contextlib.contextmanager
-def _database() -> Iterator[Any]:
+def _ended_in_time(connection: Any, timeout_s: float) -> Iterator[None]:
+    """Interrupt the connection when the time is up.
+
+    Raises:
+        ConfigError: `query_timeout`.
+    """
+    import duckdb
+
+    done = threading.Event()
+
+    def watch() -> None:
+        # Again and again: between two statements or batches, an interrupt is lost.
+        wait_s = timeout_s
+        while not done.wait(wait_s):
+            connection.interrupt()
+            wait_s = 0.05
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise ConfigError(
+            f"the query took more than {timeout_s:g} s; select less, or raise --sql-timeout",
+            code="query_timeout",
+            where="--sql",
+        ) from error
+    finally:
+        done.set()
+        watcher.join()
+
+
+@contextlib.contextmanager
+def _database(memory_mib: int) -> Iterator[Any]:
     import duckdb
 
     with scratch_folder("gristmill-query-") as folder:
         database = str(Path(folder, "query.db"))
         # Without replacement scans, a query cannot use a variable of this program as a table.
-        with duckdb.connect(database, config={"python_enable_replacements": "false"}) as connection:
+        config = {
+            "python_enable_replacements": "false",
+            "memory_limit": f"{memory_mib}MiB",
+            "max_temp_directory_size": f"{_SPILL_FACTOR * memory_mib}MiB",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+        }
+        with duckdb.connect(database, config=config) as connection:
             yield connection
 
 
@@ -142,10 +216,19 @@ def _answer(connection: Any, duckdb: Any, sql: str, most: int | None) -> Answer:
         )
     cursor = connection.execute(statements[0])
     columns = tuple(column[0] for column in cursor.description)
-    if most is None:
-        return Answer(columns, tuple(cursor.fetchall()), False)
-    rows = cursor.fetchmany(most + 1)
-    return Answer(columns, tuple(rows[:most]), len(rows) > most)
+    if most is not None:
+        rows = cursor.fetchmany(most + 1)
+        return Answer(columns, tuple(rows[:most]), len(rows) > most)
+    rows = []
+    while some := cursor.fetchmany(_FETCHED_ROWS):
+        rows += some
+        if len(rows) * len(columns) > _MOST_VALUES:
+            raise ConfigError(
+                f"the answer has more than {_MOST_VALUES:,} values; aggregate, or add LIMIT and OFFSET",
+                code="answer_too_large",
+                where="--sql",
+            )
+    return Answer(columns, tuple(rows), False)
 
 
 def _settled(path: Path) -> str:

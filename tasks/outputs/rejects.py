@@ -111,11 +111,29 @@ def query_rejects(outputs: Outputs) -> Tables:
 def _batches(file: Path | str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     try:
         with open_location(file) as source, parquet_file(source) as opened:
+            _check_columns(opened.schema_arrow, str(file))
             yield from opened.iter_batches(_BATCH_ROWS, columns=columns)
     except PARQUET_ERRORS as error:
         raise InputError(
             f"not a readable reject file: {error}", code="bad_parquet", where=str(file)
         ) from error
+
+
+def _check_columns(schema: pa.Schema, where: str) -> None:
+    """Check the columns that are read; `validate_rejects` judges all of them.
+
+    Raises:
+        InputError: `bad_parquet`: one is missing or of another type.
+    """
+    for name in ("source_file", "row", "reason"):
+        is_expected, expected = _COLUMNS[name]
+        found = schema.get_all_field_indices(name)
+        if len(found) != 1 or not is_expected(schema.field(found[0]).type):
+            raise InputError(
+                f"not a readable reject file: it has no single column {name!r} of {expected}",
+                code="bad_parquet",
+                where=where,
+            )
 
 
 def _reasons(batch: pa.RecordBatch) -> dict[str, int]:

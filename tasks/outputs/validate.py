@@ -7,12 +7,13 @@ from typing import Any
 
 from schemas.errors import ConfigError, GristmillError, InputError, IntegrityError
 from schemas.run import RunManifest
-from schemas.verdict import Fault, Verdict
+from schemas.verdict import WARNING, Fault, Verdict
 from tasks.outputs.domains import PACKED, REJECTED
 from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
 from tasks.run.find import Found, Kind, copied_names, find, find_uri, local_path
-from tasks.run.history import published_faults
+from tasks.run.history import published_faults, unlisted_files
+from tasks.run.layout import MANIFEST, NOTES
 from tasks.run.receipts import Verify
 from tasks.sft.shards.find import run_shards
 from tasks.sft.shards.remote import all_uri_shards, only_parquet
@@ -87,6 +88,14 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
     faults = check_ledger(found)
     level = Verify.SHA256 if full else Verify.SIZE
     faults += [_fault(error) for error in published_faults(folder, manifest, level)]
+    if isinstance(folder, Path):
+        faults += [_fault(error) for error in unlisted_files(folder, manifest)]
+    if not manifest.is_proven:
+        detail = (
+            f"the manifest has no digest of its own, published by an earlier version: it and {', '.join(NOTES)} "
+            "cannot be checked"
+        )
+        faults.append(Fault(where=str(found.at(MANIFEST)), rule="proof", detail=detail, level=WARNING))
     counts = {"files": len(manifest.outputs)}
     try:
         domain = domain_of(found)

@@ -20,7 +20,7 @@ from tasks.probes.plain_source import PLAIN_SCHEMA, plain_batches
 from tasks.probes.rows.pieces import Reading
 from tasks.run.identity import Identity, Source
 from tasks.storage.names import make_link, scratch_folder
-from tasks.storage.parquet import open_parquet, read_table
+from tasks.storage.parquet import open_parquet, parquet_faults, read_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -175,7 +175,8 @@ def _note_rejected(
     )
     connection.register("numbers", numbers)
     for path in rejects:
-        connection.register("listed", read_table(path, ["source_file", "row", "detail"]))
+        with parquet_faults(str(path)):
+            connection.register("listed", read_table(path, ["source_file", "row", "detail"]))
         connection.execute(
             f"INSERT INTO rejected SELECT number, row, {reply} FROM listed JOIN numbers ON name = source_file"  # noqa: S608
         )

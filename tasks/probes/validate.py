@@ -19,6 +19,7 @@ from tasks.probes.publish import written_shards
 from tasks.probes.records.decode import ProbeRecord, read_record
 from tasks.probes.records.writer import open_records
 from tasks.probes.rows.addresses import probe_hash, train_end
+from tasks.run.layout import CONFIG
 from tasks.storage.reading import read_bytes
 
 _SEQUENTIAL = "readahead_buffer_size:4M"
@@ -105,7 +106,7 @@ def validate_records(shards: Sequence[Path], kind: str, where: str) -> Verdict:
 
 def _config(folder: Path) -> BuildProbeRowsConfig | None:
     try:
-        return BuildProbeRowsConfig.parse(json.loads(read_bytes(folder / "config.json")))
+        return BuildProbeRowsConfig.parse(json.loads(read_bytes(folder / CONFIG)))
     except (GristmillError, OSError, ValueError):
         return None
 

@@ -18,7 +18,7 @@ from tasks.report.rejects import reject_tables
 from tasks.report.reuse import Reuse
 from tasks.run.drift import Drift
 from tasks.run.environment import environment, versions
-from tasks.run.layout import MANIFEST
+from tasks.run.layout import CONFIG, INPUTS, MANIFEST
 from tasks.run.publish import Publication
 
 # Most rows of a flow's own table; a sample may have thousands of buckets.
@@ -123,5 +123,5 @@ def _capped(table: Table) -> Table:
 
 
 def _links(publication: Publication) -> tuple[tuple[str, str], ...]:
-    links = [("manifest", MANIFEST), ("configuration", "config.json"), ("inputs", "inputs.json")]
+    links = [("manifest", MANIFEST), ("configuration", CONFIG), ("inputs", INPUTS)]
     return (*links, *((name, name) for name in sorted(publication.documents)))

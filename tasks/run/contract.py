@@ -14,9 +14,10 @@ from typing import Any, ClassVar, TypeVar
 
 from schemas.canonical import canonical_hash
 from schemas.config import Config
+from schemas.errors import StorageError
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.inputs.fingerprint import check_unchanged
-from tasks.run.layout import claim, stage_folder
+from tasks.run.layout import STAGES, claim, stage_folder
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,19 @@ def do(kernel: Callable[[J], Receipt], job: J) -> Receipt:
 
     Raises:
         InputError: `input_changed`, an input changed after it was hashed.
+        StorageError: `missing_stage`, a file that an earlier step made is gone.
     """
-    receipt = kernel(job)
+    try:
+        receipt = kernel(job)
+    except FileNotFoundError as error:
+        if not Path(str(error.filename)).is_relative_to(job.root / STAGES):
+            raise
+        raise StorageError(
+            "an earlier step made this file, and it is gone; run again to make it anew. `prune` with a --min-age "
+            "shorter than a run removes what that run builds on",
+            code="missing_stage",
+            where=str(error.filename),
+        ) from error
     check_unchanged(job.seen)
     return receipt
 

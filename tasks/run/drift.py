@@ -14,8 +14,8 @@ from typing import Any
 from schemas.alarms import PackAlarms, RejectAlarms, RowAlarms
 from schemas.errors import IntegrityError
 from schemas.run import RowLedger, RunManifest
-from tasks.run.history import read_manifest
-from tasks.run.layout import LATEST, MANIFEST, run_folder
+from tasks.run.layout import LATEST, MANIFEST, RUNS, run_folder
+from tasks.run.manifest import read_manifest, statistics_faults
 
 _ACCEPT = (
     "nothing was published; check the run, then change the bound or accept the run with --set alarms=null"
@@ -88,6 +88,9 @@ def compare(
     Args:
         last: the last published run.
         ledger, statistics: of this run.
+
+    Raises:
+        IntegrityError: `bad_manifest`: the statistics of the last run are not those of its flow.
     """
     rows, rejects, fill = None, None, None
     if alarms is not None:
@@ -100,7 +103,9 @@ def compare(
         _rows("rows used", last.ledger.rows_used, ledger.rows_used, rows),
         Measure("rejected share", before, now, True, now - before, rejects, "max_reject_increase"),
     ]
-    old_fill, new_fill = fill_share(last.statistics), fill_share(statistics)
+    with statistics_faults(f"{RUNS}/{last.run_hash}/{MANIFEST}"):
+        old_fill = fill_share(last.statistics)
+    new_fill = fill_share(statistics)
     if old_fill is not None and new_fill is not None:
         drop = old_fill - new_fill
         measures.append(Measure("fill of the bins", old_fill, new_fill, True, drop, fill, "max_fill_drop"))

@@ -20,7 +20,8 @@ from urllib.parse import unquote
 
 from schemas.errors import ConfigError, InputError, IntegrityError
 from schemas.run import RunManifest
-from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.run.layout import CONFIG, INPUTS, LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.run.manifest import parse_manifest
 from tasks.storage.listing import matches
 from tasks.storage.names import link_target
 from tasks.storage.reading import read_bytes
@@ -30,7 +31,7 @@ from tasks.storage.store import LOCAL, Entry, Store, read_stored
 # A local path, or a URI that fsspec understands.
 Location = TypeVar("Location", Path, str)
 
-_NOTES = frozenset({MANIFEST, "config.json", "inputs.json"})
+_NOTES = frozenset({MANIFEST, CONFIG, INPUTS})
 
 
 class Kind(StrEnum):
@@ -298,22 +299,6 @@ def local_path(location: str | os.PathLike[str]) -> Path | None:
     if separator and scheme == "file":
         return Path(unquote(rest))
     return None if separator and scheme.isalnum() else Path(text).expanduser()
-
-
-def parse_manifest(content: bytes, where: str) -> RunManifest:
-    """Parse the manifest of a run.
-
-    Raises:
-        IntegrityError: `bad_manifest`; `ledger`: its ledger does not add up.
-    """
-    try:
-        return RunManifest.model_validate_json(content)
-    except IntegrityError as error:
-        raise IntegrityError(error.message, code=error.code, where=where) from None
-    except ValueError as error:
-        raise IntegrityError(
-            f"the manifest cannot be read: {error}", code="bad_manifest", where=where
-        ) from error
 
 
 def _look(files: _Files, path: str, named: str) -> tuple[Kind, str, RunManifest | IntegrityError | None]:

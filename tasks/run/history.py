@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from schemas.errors import InputError, IntegrityError
 from schemas.run import FileRecord, Receipt, RunManifest
-from tasks.run.layout import MANIFEST, run_folder
+from tasks.run.layout import MANIFEST, NOTES, run_folder
+from tasks.run.manifest import read_manifest
 from tasks.run.receipts import Verify, verify_files
+from tasks.storage.atomic import TEMP_PREFIX
 from tasks.storage.links import refuse_links
+from tasks.storage.listing import walk
 from tasks.storage.names import link_target
-from tasks.storage.reading import read_bytes
 from tasks.storage.remote import store_at
-
-
-def read_manifest(folder: Path) -> RunManifest:
-    """Read the manifest of a run folder.
-
-    Raises:
-        IntegrityError: it is missing, or is not a valid manifest.
-    """
-    path = folder / MANIFEST
-    try:
-        return RunManifest.model_validate_json(read_bytes(path))
-    except FileNotFoundError:
-        raise IntegrityError(
-            "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
-        ) from None
-    except IntegrityError as error:
-        # The ledger does not add up.
-        raise IntegrityError(error.message, code=error.code, where=str(path)) from None
-    except (OSError, ValueError) as error:
-        raise IntegrityError(
-            f"the manifest cannot be read: {error}", code="bad_manifest", where=str(path)
-        ) from error
 
 
 def published_faults(
     folder: Path | str, manifest: RunManifest, verify: Verify, below: str = ""
 ) -> Iterator[IntegrityError]:
-    """Yield an error for every output that is missing or has another size (or digest), and every wrong link.
+    """Yield an error for every file that is missing or has another size (or digest), and every wrong link.
 
     In a copy of a run links may have become files, as `cp -rL` and object stores make of them: what they hold counts.
 
@@ -54,6 +35,13 @@ def published_faults(
     for record in manifest.outputs:
         if _is_below(record.path, below):
             yield from _faults(folder, record, verify)
+    notes: dict[str, list[FileRecord]] = defaultdict(list)
+    for record in manifest.notes if not below else ():
+        notes[record.path].append(record)
+    for records in notes.values():
+        found_faults = [_faults(folder, record, verify) for record in records]
+        if all(found_faults):
+            yield from found_faults[0]
     files: dict[str, list[FileRecord]] = defaultdict(list)
     for record in manifest.outputs:
         # A link leads to a file, or to the folder of a memmap shard.
@@ -82,6 +70,27 @@ def published_faults(
             code="missing_output",
             where=str(folder / name) if isinstance(folder, Path) else f"{folder}/{name}",
         )
+
+
+def unlisted_files(folder: Path, manifest: RunManifest) -> Iterator[IntegrityError]:
+    """Yield an error for every file in a run's folder that its manifest does not name.
+
+    Excepted are files that are being written, or were when a process was killed: the next publication removes them.
+    """
+    # Earlier versions wrote the notes too, but did not record them.
+    notes = {record.path for record in manifest.notes} if manifest.is_proven else set(NOTES)
+    named = {MANIFEST, *notes, *manifest.links, *(record.path for record in manifest.outputs)}
+    for path in walk(folder):
+        name = path.relative_to(folder).as_posix()
+        if name in named or path.name.startswith(TEMP_PREFIX) or (path.is_dir() and not path.is_symlink()):
+            continue
+        # A copy of what a link leads to; its files are checked as such.
+        if named.isdisjoint(str(parent) for parent in PurePosixPath(name).parents):
+            yield IntegrityError(
+                "the manifest does not name this file, so nothing proves it; move it out of the run's folder",
+                code="unlisted_file",
+                where=str(path),
+            )
 
 
 def _is_below(name: str, top: str) -> bool:
@@ -124,7 +133,7 @@ def _verify_stored(uri: str, record: FileRecord, verify: Verify) -> None:
 
 
 def check_published(folder: Path, manifest: RunManifest, verify: Verify) -> None:
-    """Check that every output has its size (or digest) and every link its target.
+    """Check that every file has its size (or digest) and every link its target.
 
     Raises:
         IntegrityError: naming the first file that differs from the manifest.
@@ -137,13 +146,21 @@ def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifes
     """Return the manifest of this run if it is complete and its published files verify, else `None`.
 
     Raises:
-        ConfigError: `foreign_output`: its folder is a link, so it could not be repaired either.
+        ConfigError: `foreign_output`: a folder of it is a link, so it could not be repaired either.
     """
     folder = run_folder(output_dir, run_hash)
     refuse_links(folder)
     with contextlib.suppress(IntegrityError):
         manifest = read_manifest(folder)
-        if manifest.run_hash == run_hash:
+        if manifest.run_hash == run_hash and not _has_links(folder, manifest):
             check_published(folder, manifest, verify)
             return manifest
     return None
+
+
+def _has_links(folder: Path, manifest: RunManifest) -> bool:
+    """Return whether a file of this run became a symbolic link, which could lead to anything by tomorrow."""
+    names = [MANIFEST, *(record.path for record in (*manifest.notes, *manifest.outputs))]
+    for parent in {posixpath.dirname(name) for name in names}:
+        refuse_links(folder / parent)
+    return any(os.path.islink(f"{folder}/{name}") for name in names)  # noqa: PTH114 - a run may have many files

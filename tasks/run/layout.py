@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -20,7 +21,14 @@ MARKER, RUNS, STAGES = links.MARKER, links.RUNS, links.STAGES
 LATEST = "latest"
 MANIFEST = "manifest.json"
 REPORT_PAGE = "report.html"
+CONFIG = "config.json"
+INPUTS = "inputs.json"
+# What a run's folder holds about the run itself.
+NOTES = (CONFIG, INPUTS, REPORT_PAGE)
 FINGERPRINTS = "fingerprints.json"
+
+# A path keeps one slash of `s3://`.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def stage_folder(output_dir: Path, stage: str) -> Path:
@@ -43,12 +51,19 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
 
     Raises:
         ConfigError: `foreign_output` when the directory belongs to another flow or holds a file of one of our names
-            that we did not make, or when `runs`, `stages` or the marker is a link; `bad_config` when it is a file.
+            that we did not make, or when `runs`, `stages` or the marker is a link; `bad_config` when it is a file;
+            `remote_output` when it is a URI.
         StorageError: the directory cannot be created or written.
     """
-    if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
-        raise ConfigError("this is not a folder; choose another output_dir", where=str(output_dir))
+    if _URI.match(str(output_dir)):
+        raise ConfigError(
+            "output_dir is a local or mounted folder, not a URI; write there, then copy the run",
+            code="remote_output",
+            where=str(output_dir),
+        )
     with storage_errors(output_dir, "create the output folder"):
+        if "\0" in str(output_dir) or (output_dir.exists() and not output_dir.is_dir()):
+            raise ConfigError("this is not a folder; choose another output_dir", where=str(output_dir))
         make_folder(output_dir)
     marker = output_dir / MARKER
     links.refuse_link(marker)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
-from tasks.run.history import read_manifest
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
+from tasks.run.manifest import read_manifest
 from tasks.run.publish import publishing
-from tasks.storage.atomic import storage_errors
+from tasks.storage.atomic import TEMP_PREFIX, storage_errors
 from tasks.storage.links import refuse_link, refuse_links
 from tasks.storage.listing import entries, walk
 from tasks.storage.names import link_target, remove_path
@@ -51,6 +51,7 @@ class Unneeded:
         runs: run folders, complete or not.
         stages: stage folders.
         spills: files outside that links in the stages point to.
+        leftovers: temporary files that a killed writer left in what is kept, where nobody writes any more.
         freed_bytes: what their removal frees; a file that a needed run also links to frees nothing.
     """
 
@@ -58,6 +59,7 @@ class Unneeded:
     stages: tuple[Path, ...]
     spills: tuple[Path, ...]
     freed_bytes: int
+    leftovers: tuple[Path, ...] = ()
 
 
 def list_runs(output_dir: Path) -> list[StoredRun]:
@@ -120,7 +122,15 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
         folder for folder in _folders(output_dir / STAGES) if folder.name not in used and old(folder)
     )
     spills = tuple(target for stage in stages for target in _spills(stage))
-    return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills))
+    leftovers = tuple(
+        path
+        for parent in (output_dir / RUNS, output_dir / STAGES)
+        for folder in _folders(parent)
+        if folder not in runs and folder not in stages
+        for path in walk(folder, f"{TEMP_PREFIX}*")
+        if now_s - _changed_s(path) >= min_age_s
+    )
+    return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills), leftovers)
 
 
 def remove(output_dir: Path, unneeded: Unneeded) -> None:
@@ -132,6 +142,9 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
     """
     for folder in unneeded.runs:
         with publishing(output_dir, folder.name), storage_errors(folder, "remove"):
+            # A driver may have published it again, or found it complete, since it was counted as old.
+            if link_target(output_dir / LATEST) == f"{RUNS}/{folder.name}":
+                continue
             remove_path(folder / MANIFEST)
             remove_path(folder)
     for spill in unneeded.spills:
@@ -141,6 +154,9 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
         with storage_errors(folder, "remove"):
             remove_path(folder / RECEIPTS)
             remove_path(folder)
+    for leftover in unneeded.leftovers:
+        with storage_errors(leftover, "remove"):
+            remove_path(leftover)
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -7,18 +7,31 @@ hard links they become copies.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from schemas.errors import IntegrityError
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
 from tasks.inputs.fingerprint import check_unchanged
 from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
 from tasks.run.identity import Identity
-from tasks.run.layout import LATEST, MANIFEST, REPORT_PAGE, RUNS, run_folder
+from tasks.run.layout import (
+    CONFIG,
+    INPUTS,
+    LATEST,
+    MANIFEST,
+    NOTES,
+    REPORT_PAGE,
+    RUNS,
+    STAGES,
+    run_folder,
+)
+from tasks.run.manifest import format_manifest, read_manifest, sealed
 from tasks.storage.atomic import (
     TEMP_PREFIX,
     link_file,
@@ -30,7 +43,7 @@ from tasks.storage.atomic import (
 from tasks.storage.flock import locked
 from tasks.storage.links import refuse_links
 from tasks.storage.listing import walk
-from tasks.storage.names import link_target, remove_path
+from tasks.storage.names import link_target, remove_path, sync_folders
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Publication:
         inputs: fingerprints of every input file; `seen`: their file status at the time they were hashed.
         warnings: what the user must know of the data, each a sentence.
         report: the page about this run, or nothing. It lists what this execution ran and reused, so it is not an
-            output: the manifest does not record it, and two runs of one configuration may differ in it.
+            output: two runs of one configuration may differ in it.
     """
 
     flow: str
@@ -125,19 +138,18 @@ def publish_run(publication: Publication) -> RunManifest:
     check_unchanged(publication.seen)
     root, run_hash = Path(publication.output_dir), publication.run_hash
     notes = {
-        "config.json": publication.config.encode() + b"\n",
-        "inputs.json": json_document([record.model_dump() for record in publication.inputs]),
+        CONFIG: publication.config.encode() + b"\n",
+        INPUTS: json_document([record.model_dump() for record in publication.inputs]),
     }
     if publication.report is not None:
         notes[REPORT_PAGE] = publication.report
     with publishing(root, run_hash):
-        outputs = fill_run(
-            root, run_hash, publication.links, publication.symlinks, publication.documents, notes
-        )
+        outputs = fill_run(root, run_hash, publication.links, publication.symlinks, publication.documents)
         manifest = RunManifest(
             flow=publication.flow,
             run_hash=run_hash,
             outputs=outputs,
+            notes=_records(notes),
             links=publication.symlinks,
             ledger=publication.ledger,
             statistics=publication.statistics,
@@ -146,8 +158,7 @@ def publish_run(publication: Publication) -> RunManifest:
             versions=versions(),
             environment=environment(),
         )
-        commit_run(root, manifest, publication.published)
-    return manifest
+        return commit_run(root, manifest, notes, publication.published)
 
 
 def json_document(value: Any) -> bytes:
@@ -161,18 +172,18 @@ def fill_run(
     links: Mapping[str, FileRecord],
     symlinks: Mapping[str, str],
     documents: Mapping[str, bytes],
-    notes: Mapping[str, bytes],
 ) -> tuple[FileRecord, ...]:
-    """Put every file of a run under its published name; return their records relative to the run folder.
+    """Put every output of a run under its published name; return their records relative to the run folder.
+
+    When it returns, all of them would survive a power cut.
 
     Args:
         links: published path to a file whose record is relative to the output directory.
         symlinks: published path to relative link target.
         documents: published path to content.
-        notes: like `documents`, for files about the run itself; the manifest does not record them.
     """
     folder = run_folder(output_dir, run_hash)
-    records = []
+    records = [*_records(documents)]
     # The rest are refused as they are made; what is left over, below this name too, is removed before.
     with storage_errors(folder / MANIFEST):
         refuse_folder(folder / MANIFEST)
@@ -180,24 +191,60 @@ def fill_run(
         link_file(output_dir / record.path, folder / name)
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))
     for name, target in symlinks.items():
-        swap_symlink(folder / name, target)
+        swap_symlink(folder / name, target, sync=False)
     for name, content in documents.items():
-        records.append(write_file(folder / name, content).record(folder))
-    for name, content in notes.items():
         write_file(folder / name, content)
-    _remove_leftovers(folder, {record.path for record in records} | {*symlinks, *notes, MANIFEST})
+    _remove_leftovers(folder, {*links, *symlinks, *documents, *NOTES, MANIFEST})
+    parents = {parent for name in (*links, *symlinks) for parent in PurePosixPath(name).parents}
+    with storage_errors(folder):
+        # Deepest first: a folder that is reached holds what it should.
+        sync_folders(folder / parent for parent in sorted(parents, reverse=True))
     return tuple(sorted(records, key=lambda record: record.path))
 
 
-def commit_run(output_dir: Path, manifest: RunManifest, published: Mapping[str, str]) -> None:
-    """Write the manifest, then point `latest` and the top-level names at the run."""
+def commit_run(
+    output_dir: Path, manifest: RunManifest, notes: Mapping[str, bytes], published: Mapping[str, str]
+) -> RunManifest:
+    """Write the notes and the manifest, then point `latest` and the top-level names at the run.
+
+    Returns:
+        The manifest with its digest.
+    """
     folder = run_folder(output_dir, manifest.run_hash)
-    write_file(folder / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    with contextlib.suppress(IntegrityError):
+        before = read_manifest(folder)
+        if before.notes != manifest.notes and before.outputs == manifest.outputs:
+            # Until all notes are replaced, this complete run stays complete.
+            both = manifest.model_copy(update={"notes": (*manifest.notes, *before.notes)})
+            write_file(folder / MANIFEST, format_manifest(sealed(both)))
+    for name, content in notes.items():
+        write_file(folder / name, content)
+    manifest = sealed(manifest)
+    write_file(folder / MANIFEST, format_manifest(manifest))
+    with storage_errors(folder, "remove"):
+        for name in set(NOTES) - set(notes):
+            remove_path(folder / name)
     point_latest(output_dir, manifest.run_hash, published)
+    return manifest
+
+
+def _records(files: Mapping[str, bytes]) -> tuple[FileRecord, ...]:
+    return tuple(
+        FileRecord(path=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in files.items()
+    )
 
 
 def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) -> None:
-    """Point `latest` at this run, unless it already does."""
+    """Point `latest` at this run, unless it already does.
+
+    Whatever a pointer leads to survives a power cut before the pointer does.
+    """
+    if link_target(output_dir / LATEST) != f"{RUNS}/{run_hash}":
+        above = (run_folder(output_dir, run_hash), output_dir / RUNS, output_dir / STAGES, output_dir)
+        with storage_errors(output_dir):
+            # Files are synced before the manifest is written; these folders perhaps not, if a process was killed.
+            sync_folders(folder for folder in above if folder.is_dir())
     for name, target in {LATEST: f"{RUNS}/{run_hash}", **published}.items():
         link = output_dir / name
         if link_target(link) != target:

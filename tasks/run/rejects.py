@@ -104,7 +104,8 @@ class RejectWriter:
         if not self._rows:
             return
         import pyarrow as pa
-        import pyarrow.parquet as pq
+
+        from tasks.storage.parquet import parquet_writer
 
         schema = pa.schema(
             [
@@ -118,7 +119,7 @@ class RejectWriter:
         table = pa.table([list(column) for column in columns], schema=schema)
         if self._file is None:
             self._file = AtomicFile(self._path)
-            self._writer = pq.ParquetWriter(pa.PythonFile(self._file, mode="w"), schema, compression="zstd")
+            self._writer = parquet_writer(self._file, schema, compression="zstd")
         self._writer.write_table(table)
         self._rows = []
 

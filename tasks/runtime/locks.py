@@ -6,6 +6,7 @@ Prefect's own `FileSystemLockManager` marks a lock by the existence of a file, s
 - One lock file per key, `stages/{stage}/receipts/.{name}.lock`. The files stay: removing a lock file while
   another process waits for it would let two holders in. (`prune` may remove whole stages; a lock on a file
   that is no longer at its path is released and taken again.)
+- A lock file has the number of the process that last took it, so that the work of a killed one can be named.
 - All managers of a process share one table of held locks, as Prefect copies and pickles managers.
 - Waiting polls (5 ms, then up to 100 ms): a blocking `flock` has no timeout and cannot be interrupted in a
   worker thread.
@@ -27,7 +28,7 @@ from typing import Any, Self
 from prefect.locking.protocol import LockManager
 
 from schemas.errors import IntegrityError
-from tasks.storage.flock import is_locked, try_lock, unlock
+from tasks.storage.flock import is_locked, sign, signed_by, try_lock, unlock
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
@@ -139,6 +140,10 @@ class FlockManager(LockManager):
                 return True
         return is_locked(path)
 
+    def last_holder(self, key: str) -> int | None:
+        """Return the number of the process that last held the lock, even if it has ended."""
+        return signed_by(self._path(key))
+
     def is_lock_holder(self, key: str, holder: str) -> bool:
         """Return whether `holder` holds the lock, in this process."""
         with _table:
@@ -187,6 +192,7 @@ class FlockManager(LockManager):
                 descriptor = try_lock(path)
                 if descriptor is None:
                     return False
+                sign(descriptor)
                 held = _held[path] = _Held(descriptor, holder, actor)
             elif held.holder != holder and held.actor != actor and not held.actor.gone:
                 return False

@@ -25,6 +25,8 @@ _QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
+# Each prints a long line for every event that could not be sent; the run says once that the server is gone.
+_QUIET_SENDERS = ("EventsWorker", "prefect._internal.concurrency", "prefect.events.clients")
 _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -75,18 +77,37 @@ def run_settings() -> Iterator[None]:
     """Apply the settings for a flow run started from the command line.
 
     Heartbeats are off: stopping their thread adds up to 1 s to a run, and nobody watches for crashes of a run
-    in the user's own terminal. No environment variable can switch them off.
+    in the user's own terminal. No environment variable can switch them off. Nothing but the command line's own
+    client asks for the server's version: a worker process would fail if the server was gone.
     """
-    # At the end of every short run it warns that the last dozen events are still being sent, which is harmless.
-    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
-
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.settings import (
+        PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
     before = {name: logging.getLogger(name).propagate for name in _RUN_LOGGERS}
     quiet_run_logs()
+    silent = _QUIET_SENDERS if os.environ.get("PREFECT_LOGGING_LEVEL") != "DEBUG" else ()
+    for name in silent:
+        logging.getLogger(name).addFilter(_drop)
+    # Prefect and the standard library would print what became of each batch of logs that could not be sent.
+    raising, logging.raiseExceptions = logging.raiseExceptions, False
     try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        with temporary_settings(
+            {
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+                PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False,
+            }
+        ):
             yield
     finally:
+        logging.raiseExceptions = raising
+        for name in silent:
+            logging.getLogger(name).removeFilter(_drop)
         for name, propagate in before.items():
             logging.getLogger(name).propagate = propagate
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False

@@ -11,16 +11,16 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-from prefect.client.schemas import State
-from prefect.context import FlowRunContext
-from prefect.states import Cancelled
 
 # Enough for an orderly end if no long task is running; a cancelled run must be gone within 10 s.
 GRACE_S = 5.0
 _EXIT_CODE = 130
+# Called before this process ends without the usual clean-up: what would outlive it.
+last_acts: list[Callable[[], None]] = []
+# Whether Prefect could not send all it had for the server, and would go on trying for minutes at the usual end.
+unsent = False
 
 
 @contextlib.contextmanager
@@ -41,6 +41,10 @@ def stopping_soon(grace_s: float = GRACE_S) -> Iterator[None]:
 
 def _tell_server() -> None:
     """Report the run as over before this process ends itself; otherwise the run would stay at Running."""
+    from prefect.client.schemas import State
+    from prefect.context import FlowRunContext
+    from prefect.states import Cancelled
+
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
@@ -53,4 +57,15 @@ def _tell_server() -> None:
 def _end() -> None:
     with contextlib.suppress(OSError):
         print("gristmill: stopped; run the same command again to resume", file=sys.stderr, flush=True)
-    os._exit(_EXIT_CODE)
+    end_now(_EXIT_CODE)
+
+
+def end_now(code: int) -> None:
+    """End this process without waiting for threads, or for Prefect to send what it still has."""
+    for act in last_acts:
+        with contextlib.suppress(Exception):
+            act()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -13,6 +13,7 @@ from tasks.run.layout import run_folder
 from tasks.run.receipts import Verify
 from tasks.runtime.mapping import each_with_receipts, run_once
 from tasks.runtime.names import name_run
+from tasks.runtime.stopping import stopping_soon
 from tasks.storage.links import refuse_links
 
 
@@ -36,12 +37,13 @@ def tell(
     Raises:
         GristmillError: what the story raised; the folder is another flow's or a link, or an input cannot be read.
     """
-    root = Path(config.output_dir)
-    domain.claim(root)
-    identity = identify(config)
-    # It would be refused again when the run is published, after all the work.
-    refuse_links(run_folder(root, identity.run_hash))
-    name_run(config, identity.run_hash)
-    reuse = Reuse()
-    each = each_with_receipts(root, verify, force, reuse)
-    return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
+    with stopping_soon():
+        root = Path(config.output_dir)
+        domain.claim(root)
+        identity = identify(config)
+        # It would be refused again when the run is published, after all the work.
+        refuse_links(run_folder(root, identity.run_hash))
+        name_run(config, identity.run_hash)
+        reuse = Reuse()
+        each = each_with_receipts(root, verify, force, reuse)
+        return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

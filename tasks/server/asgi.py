@@ -15,8 +15,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 _POLICY = (
-    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' ws://127.0.0.1:* "
+    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' ws://{address} "
     "data: blob:; form-action 'self'; base-uri 'self'; frame-ancestors 'self'; object-src 'none'"
+)
+# Other sites neither embed nor read an answer, nor keep a hand on a window that shows it.
+_HEADERS = (
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
 )
 _BUSY = 503
 _PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -27,18 +34,21 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def loads_from_itself(app: App) -> App:
-    """Wrap the app with a policy that lets a browser load only from it."""
+def loads_from_itself(app: App, address: str) -> App:
+    """Wrap the app with a policy that lets a browser load only from it, and use it only in its own pages.
+
+    Args:
+        address: `HOST:PORT` of the server.
+    """
+    added = [(b"content-security-policy", _POLICY.format(address=address).encode()), *_HEADERS]
 
     async def guarded(scope: Message, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                policy = (b"content-security-policy", _POLICY.encode())
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    policy,
-                    (b"referrer-policy", b"no-referrer"),
-                ]
+                sent = message.get("headers", ())
+                # Prefect lets every site read its answers.
+                own = [header for header in sent if not header[0].startswith(b"access-control-")]
+                message["headers"] = [*own, *added]
             await send(message)
 
         await app(scope, receive, send_with_policy)

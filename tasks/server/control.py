@@ -6,6 +6,7 @@ two `up` at once start one server.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from tasks.server.deploy import (
     worker_command,
     worker_online,
 )
-from tasks.server.http import answers, wait_until
+from tasks.server.http import wait_until
 from tasks.server.launch import (
     START_TIMEOUT_S,
     api_url,
@@ -31,8 +32,13 @@ from tasks.server.launch import (
 )
 from tasks.server.processes import MARK, Started, end, marked, start_apart
 from tasks.server.state import Record, State
+from tasks.server.tokens import AUTH_VARIABLE, LINK_MINUTES, new_token, one_time_link
 
 Say = Callable[[str], None]
+_OLDER = (
+    "the server was started by an older version, so any user or web page of this computer can command it; "
+    "once its runs have ended"
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,12 @@ class Status:
         return self.healthy and self.worker and self.online and bool(self.deployments)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the status for scripts; `pid` is null for a process that is not running."""
+        """Return the status for scripts, without a secret; `pid` is null for a process that is not running."""
         record = self.record
         return {
             "ok": self.ok,
+            "running": self.healthy,
+            "api": record.url if record else None,
             "url": record.url if record else None,
             "ui": record.ui if record else None,
             "server": {"pid": record.server.pid if record and self.server else None, "healthy": self.healthy},
@@ -80,7 +88,7 @@ class Status:
         }
 
     def lines(self, command: str = "gristmill") -> list[str]:
-        """Return the status as lines for people.
+        """Return the status as lines for people, with a new link that opens the UI once.
 
         Args:
             command: how to call Gristmill in the reader's shell.
@@ -92,7 +100,7 @@ class Status:
         worker = _words(seen["worker"]["pid"], self.online, "is online", "is not responding")
         on = f"{self.schedules} schedules on" if self.schedules else "no schedule is on"
         return [
-            f"ui           {self.record.ui}",
+            f"ui           {self._link()}",
             f"api          {self.record.url}",
             f"server       {server}",
             f"worker       {worker}",
@@ -101,7 +109,20 @@ class Status:
             f"logs         {self.state.log('server')}, {self.state.log('worker')}",
             f"stop it      {command} down",
             *([] if self.ok else [f"Partly down; run `{command} up` to fix"]),
+            *([] if self.record.token else [f"{_OLDER}, run `{command} down`, then `{command} up`"]),
         ]
+
+    def _link(self) -> str:
+        if self.record is None or not self.healthy or not self.record.token:
+            return self.record.ui if self.record else ""
+        return f"{one_time_link(self.record.ui, self.record.token)} (once, within {LINK_MINUTES} minutes)"
+
+    def exports(self) -> list[str] | None:
+        """Return shell commands that point Prefect's clients at the server; nothing if it does not answer."""
+        if self.record is None or not self.healthy:
+            return None
+        values = {"PREFECT_API_URL": self.record.url, AUTH_VARIABLE: self.record.token}
+        return [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
 
 
 def _words(pid: int | None, well: bool, yes: str, no: str) -> str:
@@ -126,21 +147,23 @@ def up(state: State, port: int | None = None, say: Say = lambda line: None) -> S
     with state.locked(), ThreadPoolExecutor(1) as aside:
         inputs = aside.submit(_write_inputs, state)
         record = state.read()
-        if record is None or not record.server.running or not answers(record.url, timeout_s=10.0):
+        if record is None or not record.answers(timeout_s=10.0):
             record = _start_server(state, record, port, say)
-        make_pool(record.url)
+        elif not record.token:
+            raise _unprotected(record)
+        make_pool(record)
         if record.worker is None or not record.worker.running:
             say("starting the worker")
             record = _start_worker(state, record)
         inputs.result()
-        if record.deployed != digest or not deployments(record.url):
+        if record.deployed != digest or not deployments(record):
             say("deploying the flows")
-            deploy(state, record.url)
+            deploy(state, record)
             record = replace(record, deployed=digest)
             state.write(record)
-        worker, url = record.worker, record.url
+        started, worker = record, record.worker
         assert worker is not None  # noqa: S101 - started above
-        wait_until(lambda: not worker.running or worker_online(url), START_TIMEOUT_S)
+        wait_until(lambda: not worker.running or worker_online(started), START_TIMEOUT_S)
         if not worker.running:
             raise _failed(state, "worker")
     return status(state)
@@ -156,14 +179,14 @@ def status(state: State) -> Status:
         record,
         server=record.server.running,
         worker=record.worker is not None and record.worker.running,
-        healthy=record.server.running and answers(record.url),
+        healthy=record.answers(),
     )
     if not seen.healthy:
         return seen
-    found = deployments(record.url)
+    found = deployments(record)
     return replace(
         seen,
-        online=worker_online(record.url),
+        online=worker_online(record),
         deployments=tuple(sorted(entry["name"] for entry in found)),
         schedules=sum(schedule["active"] for entry in found for schedule in entry["schedules"]),
     )
@@ -197,15 +220,15 @@ def _start_server(state: State, before: Record | None, port: int | None, say: Sa
     # Half a server, or the worker of one that is gone, is of no use.
     _end_all(state, before)
     with listening_socket(port) as listener:
-        url = api_url(listener)
-        environ = server_environment(state, url) | {MARK: str(state.folder)}
+        url, token = api_url(listener), new_token()
+        environ = server_environment(state, url, token) | {MARK: str(state.folder)}
         server = start_apart(
             server_command(listener), environ, state.log("server"), state.folder, (listener.fileno(),)
         )
-    record = Record(url, server, deployed=before.deployed if before else "")
+    record = Record(url, token, server, deployed=before.deployed if before else "")
     state.write(record)
-    wait_until(lambda: not server.running or answers(url), START_TIMEOUT_S)
-    if not server.running or not answers(url, timeout_s=10.0):
+    wait_until(lambda: not server.running or record.answers(), START_TIMEOUT_S)
+    if not record.answers(timeout_s=10.0):
         _end_all(state)
         raise _failed(state, "server")
     return record
@@ -213,11 +236,20 @@ def _start_server(state: State, before: Record | None, port: int | None, say: Sa
 
 def _start_worker(state: State, record: Record) -> Record:
     worker: Started = start_apart(
-        worker_command(), client_environment(state, record.url), state.log("worker"), state.files
+        worker_command(), client_environment(state, record), state.log("worker"), state.files
     )
     record = replace(record, worker=worker)
     state.write(record)
     return record
+
+
+def _unprotected(record: Record) -> WorkError:
+    """Say that a server has no token; a restart would end its runs, so that is left to the user."""
+    return WorkError(
+        f"{_OLDER}, run `gristmill down`, then `gristmill up`",
+        code="unprotected_server",
+        where=record.url,
+    )
 
 
 def _failed(state: State, name: str) -> WorkError:

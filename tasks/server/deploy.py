@@ -12,10 +12,10 @@ from typing import Any
 
 from schemas.errors import WorkError
 from tasks.runtime.settings import quiet_environment
-from tasks.server.http import call
 from tasks.server.launch import importable
 from tasks.server.processes import MARK
-from tasks.server.state import State
+from tasks.server.state import Record, State
+from tasks.server.tokens import AUTH_VARIABLE
 
 POOL = "local"
 PREFECT_FILE = Path(__file__).resolve().parents[2] / "deployments" / "prefect.yaml"
@@ -42,12 +42,13 @@ def deployments_digest() -> str:
     return hashlib.sha256(content + os.fsencode(sys.executable)).hexdigest()[:16]
 
 
-def client_environment(state: State, url: str) -> dict[str, str]:
+def client_environment(state: State, record: Record) -> dict[str, str]:
     """Return the environment of the worker, its runs, and `prefect deploy`."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environ |= {
         "PREFECT_HOME": str(state.home),
-        "PREFECT_API_URL": url,
+        "PREFECT_API_URL": record.url,
+        AUTH_VARIABLE: record.token,
         "PREFECT_WORKER_QUERY_SECONDS": str(_QUERY_S),
         MARK: str(state.folder),
     }
@@ -63,7 +64,7 @@ def worker_command() -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", "gristmill"]
 
 
-def make_pool(url: str) -> None:
+def make_pool(record: Record) -> None:
     """Create the work pool, if it does not exist.
 
     This interpreter starts its runs directly. Prefect's default starts a process that looks for a project
@@ -73,12 +74,12 @@ def make_pool(url: str) -> None:
         WorkError: code `no_pool`; the server refuses.
     """
     try:
-        views = call(f"{url}/collections/views/aggregate-worker-metadata")
+        views = record.call("collections/views/aggregate-worker-metadata")
         template: dict[str, Any] = views["prefect"]["process"]["default_base_job_configuration"]
         variables = template["variables"]["properties"]
         variables["command"]["default"] = f"{sys.executable} -m prefect.engine"
-        call(
-            f"{url}/work_pools/",
+        record.call(
+            "work_pools/",
             {
                 "name": POOL,
                 "type": "process",
@@ -94,7 +95,7 @@ def make_pool(url: str) -> None:
         raise WorkError(f"cannot create the work pool {POOL!r}: {error!r}", code="no_pool") from error
 
 
-def deploy(state: State, url: str) -> None:
+def deploy(state: State, record: Record) -> None:
     """Run `prefect deploy --all`; deployed runs start in the state folder's `files`.
 
     Raises:
@@ -104,7 +105,7 @@ def deploy(state: State, url: str) -> None:
     done = subprocess.run(
         [*command, "--prefect-file", str(PREFECT_FILE)],
         cwd=state.files,
-        env=client_environment(state, url),
+        env=client_environment(state, record),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -116,16 +117,16 @@ def deploy(state: State, url: str) -> None:
         raise WorkError(f"`prefect deploy` failed; it said: {said}", code="deploy_failed")
 
 
-def deployments(url: str) -> list[dict[str, Any]]:
+def deployments(record: Record) -> list[dict[str, Any]]:
     """Return name, flow and schedules of every deployment on the server."""
-    found: list[dict[str, Any]] = call(f"{url}/deployments/filter", {"limit": 200})
+    found: list[dict[str, Any]] = record.call("deployments/filter", {"limit": 200})
     return found
 
 
-def worker_online(url: str) -> bool:
+def worker_online(record: Record) -> bool:
     """Return whether a worker of the pool has reported recently."""
     try:
-        workers = call(f"{url}/work_pools/{POOL}/workers/filter", {})
+        workers = record.call(f"work_pools/{POOL}/workers/filter", {})
     except (OSError, ValueError):
         return False
     return any(worker["status"] == "ONLINE" for worker in workers)

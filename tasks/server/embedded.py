@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,11 @@ from tasks.server.launch import (
 )
 from tasks.server.processes import private_file
 from tasks.server.state import State
+from tasks.server.tokens import new_token
 from tasks.storage.flock import locked
 
-_STOP_S = 10.0
+# Longer than the server takes to end by itself, and together with the grace of an interrupted run within 10 s.
+_STOP_S = 4.0
 
 
 class EmbeddedServer:
@@ -41,11 +44,12 @@ class EmbeddedServer:
         state.create()
         log = state.folder / f"embedded-{os.getpid()}.log"
         with listening_socket(None, usual=False) as listener, _making_the_database(state):
-            self.url = api_url(listener)
+            self.url, self.token = api_url(listener), new_token()
             with private_file(log) as output:
                 self._process = subprocess.Popen(
                     server_command(listener, "--embedded"),
-                    env=server_environment(state, self.url) | {"PREFECT_SERVER_UI_ENABLED": "false"},
+                    env=server_environment(state, self.url, self.token)
+                    | {"PREFECT_SERVER_UI_ENABLED": "false"},
                     cwd=state.folder,
                     stdin=subprocess.PIPE,
                     stdout=output,
@@ -62,12 +66,24 @@ class EmbeddedServer:
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
-        wait_until(lambda: self._process.poll() is not None or answers(self.url), START_TIMEOUT_S)
-        if self._process.poll() is None and answers(self.url):
+        wait_until(lambda: self._process.poll() is not None or self._answers(), START_TIMEOUT_S)
+        if self._process.poll() is None and self._answers():
             return
         said = log.read_text(errors="replace").strip()[-2000:]
         self.stop()
         raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
+
+    def _answers(self) -> bool:
+        return answers(self.url, self.token)
+
+    def ended(self) -> str | None:
+        """Return how the server's process ended, or `None` while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
 
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""

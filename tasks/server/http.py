@@ -10,23 +10,37 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from tasks.server.tokens import credentials
+
 _POLL_S = 0.05
 _BUSY = 503
 _BUSY_PAUSE_S = 0.2
 
 
-def call(url: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0) -> Any:
+def call(
+    url: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0, token: str | None = None
+) -> Any:
     """Send a request (POST if there is a body) and return the JSON answer.
 
     A server on SQLite answers 503, having changed nothing, if another writer interferes; such a request is repeated.
+
+    Args:
+        url: what to ask for.
+        body: sent as JSON.
+        method: instead of GET or POST.
+        timeout_s: how long to wait.
+        token: of the server, if it asks for one.
 
     Raises:
         urllib.error.HTTPError: the server refuses.
         OSError: there is no answer.
     """
     data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    if token:
+        headers["Authorization"] = f"Basic {credentials(token)}"
     request = urllib.request.Request(  # noqa: S310 - the address is ours, or one `--address` accepted
-        url, data, {"Content-Type": "application/json"}, method=method
+        url, data, headers, method=method
     )
     deadline = time.monotonic() + timeout_s
     while True:
@@ -40,10 +54,10 @@ def call(url: str, body: Any = None, method: str | None = None, timeout_s: float
         time.sleep(_BUSY_PAUSE_S)
 
 
-def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a Prefect API reports that it is healthy."""
+def answers(url: str, token: str, timeout_s: float = 2.0) -> bool:
+    """Return whether a local server's API reports that it is healthy."""
     try:
-        return call(f"{url}/health", timeout_s=timeout_s) is True
+        return call(f"{url}/health", timeout_s=timeout_s, token=token) is True
     except (OSError, ValueError):
         return False
 

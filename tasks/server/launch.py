@@ -11,6 +11,7 @@ from pathlib import Path
 from schemas.errors import ConfigError
 from tasks.runtime.settings import quiet_environment
 from tasks.server.state import State
+from tasks.server.tokens import AUTH_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 USUAL_PORT = 4200
@@ -57,12 +58,13 @@ def server_command(listener: socket.socket, *options: str) -> list[str]:
     return [sys.executable, "-m", "tasks.server.serve", "--socket", str(listener.fileno()), *options]
 
 
-def server_environment(state: State, url: str) -> dict[str, str]:
+def server_environment(state: State, url: str, token: str) -> dict[str, str]:
     """Return the environment of a server: its own home and database, and no settings for another server."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environ |= {
         "PREFECT_HOME": str(state.home),
         "PREFECT_API_URL": url,
+        AUTH_VARIABLE: token,
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{state.home}/prefect.db",
     }
     quiet_environment(environ)

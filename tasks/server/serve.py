@@ -3,8 +3,9 @@
     python -m tasks.server.serve --socket FD [--embedded]
 
 The socket is already bound and listening when this process starts: nobody can take the port in between, and early
-connections wait. An embedded server ends when its standard input ends, which the kernel ensures however the run
-that holds the other end ends, `kill -9` included; it has no UI.
+connections wait. The token that requests must carry comes in the environment, which only the user can read. An
+embedded server ends when its standard input ends, which the kernel ensures however the run that holds the other end
+ends, `kill -9` included; it has no UI.
 
 The server reads lists from its own package instead of fetching them from the internet.
 """
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.server.asgi import loads_from_itself, repeats_when_busy
+from tasks.server.guard import Guard
+from tasks.server.tokens import AUTH_VARIABLE
 
 _GRACE_S = 3
 
@@ -33,6 +36,11 @@ def main() -> None:
     parser.add_argument("--embedded", action="store_true")
     options = parser.parse_args()
 
+    # Not a setting of the server: it shows its settings.
+    token = os.environ.pop(AUTH_VARIABLE)
+    listener = socket.socket(fileno=options.socket)
+    host, port = listener.getsockname()
+
     serving: list[Any] = []
     if options.embedded:
         threading.Thread(target=_end_with_run, args=(serving,), name="end-with-run", daemon=True).start()
@@ -43,13 +51,14 @@ def main() -> None:
     app = create_app(ephemeral=options.embedded, final=True)
     _keep_collections_local()
     config = uvicorn.Config(
-        loads_from_itself(repeats_when_busy(app)),
+        loads_from_itself(Guard(repeats_when_busy(app), host, port, token), f"{host}:{port}"),
         log_level="warning",
         lifespan="on",
+        proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
     serving.append(uvicorn.Server(config))
-    serving[0].run(sockets=[socket.socket(fileno=options.socket)])
+    serving[0].run(sockets=[listener])
 
 
 def _end_with_run(serving: list[Any]) -> None:

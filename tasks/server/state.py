@@ -1,6 +1,6 @@
 """Keep the local server's files in a folder of the user, never of a project.
 
-{folder}/server.json       what is running, mode 0600
+{folder}/server.json       what is running, and the token of the server; mode 0600
 {folder}/server.log, worker.log, deploy.log
 {folder}/prefect/          home of the server: its database, the UI's files
 {folder}/files/            working directory of deployed runs: relative paths in their forms start here
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.server.http import answers, call
 from tasks.server.processes import Started, private_file
 from tasks.storage.atomic import storage_errors
 from tasks.storage.flock import locked
@@ -30,11 +31,13 @@ class Record:
 
     Attributes:
         url: of the API, with `/api`.
+        token: what its requests must carry; empty for a server of a version that had none.
         server, worker: the processes.
         deployed: digest of the deployments on the server, empty if there are none.
     """
 
     url: str
+    token: str = field(repr=False)
     server: Started
     worker: Started | None = None
     deployed: str = ""
@@ -43,6 +46,14 @@ class Record:
     def ui(self) -> str:
         """The URL of the UI."""
         return self.url.removesuffix("/api")
+
+    def call(self, path: str, body: Any = None, method: str | None = None, timeout_s: float = 10.0) -> Any:
+        """Send a request to the API with the token, as `tasks.server.http.call` does."""
+        return call(f"{self.url}/{path}", body, method, timeout_s, self.token)
+
+    def answers(self, timeout_s: float = 2.0) -> bool:
+        """Return whether the server is running and reports that it is healthy."""
+        return self.server.running and answers(self.url, self.token, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,7 @@ class State:
             worker = raw["worker"]
             return Record(
                 url=str(raw["url"]),
+                token=str(raw.get("token", "")),
                 server=Started(**raw["server"]),
                 worker=Started(**worker) if worker else None,
                 deployed=str(raw["deployed"]),

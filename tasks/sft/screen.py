@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from schemas.errors import ConfigError
 from schemas.run import Receipt
-from schemas.sft import DatasetConfig, PackSftConfig, TokenizerConfig, TrainOn
+from schemas.sft import MAX_ROW_BYTES, DatasetConfig, PackSftConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import RowFault, read_rows
 from tasks.inputs.segments import cut
@@ -24,7 +24,7 @@ from tasks.sft.chat.dialects import Conversation, normalise
 from tasks.sft.chat.rendering import check_rendering
 from tasks.sft.chat.tokenizer import load_tokenizer
 from tasks.sft.chat.tokenizer_source import TokenizerSource
-from tasks.sft.tokenize import matches
+from tasks.sft.tokenize import conversation_json, matches
 
 # Conversations that are rendered: the first of each file, and of each shape (roles, tools, calls); so many at most.
 _ALIKE = 2
@@ -54,7 +54,7 @@ class ScreenJob(Job):
 
     Attributes:
         files: all files of the data set.
-        dataset, source, tokenizer, train_on: see `TokenizeJob`.
+        dataset, source, tokenizer, train_on, max_row_bytes: see `TokenizeJob`.
     """
 
     task: ClassVar[str] = "screen"
@@ -63,6 +63,7 @@ class ScreenJob(Job):
     source: TokenizerSource
     tokenizer: TokenizerConfig
     train_on: TrainOn
+    max_row_bytes: int = MAX_ROW_BYTES
 
 
 class _Found(NamedTuple):
@@ -89,7 +90,7 @@ def screen_dataset(job: ScreenJob) -> Receipt:
             answers; also what `load_tokenizer` raises.
         InputError: a file cannot be read.
     """
-    looked = [_look(file, job.dataset) for file in job.files]
+    looked = [_look(file, job) for file in job.files]
     misfits = [bad for _, bad in looked if bad is not None]
     failed = _render(job, _chosen([found for found, _ in looked])) if job.tokenizer.check_template else []
     statistics = {
@@ -155,14 +156,16 @@ def _files(some: int, all_: int) -> str:
     return "its only file" if all_ == 1 else f"{some} of {all_} files"
 
 
-def _look(file: InputFile, dataset: DatasetConfig) -> tuple[list[_Found], _Bad | None]:
+def _look(file: InputFile, job: ScreenJob) -> tuple[list[_Found], _Bad | None]:
     """Read the first rows of a file; return what fits, and the first misfit if nothing does."""
     found: list[_Found] = []
     misfit: _Bad | None = None
     fits = False
-    for number, value in _first_rows(file, dataset):
+    for number, value in _first_rows(file, job.dataset):
         try:
-            found.append(_Found(file, number, normalise(value, dataset.dialect, dataset.fields)))
+            conversation = normalise(value, job.dataset.dialect, job.dataset.fields)
+            conversation_json(conversation, job.max_row_bytes)
+            found.append(_Found(file, number, conversation))
         except RowRejected as rejected:
             if rejected.reason in _LAYOUT:
                 misfit = misfit or _Bad(file, number, rejected.detail)

@@ -80,6 +80,7 @@ def screen_jobs(config: PackSftConfig, identity: PackIdentity) -> list[ScreenJob
                 settings=config.tokenizer.hash_fields(),
                 train_on=config.train_on,
                 check_template=config.tokenizer.check_template,
+                max_row_bytes=config.max_row_bytes,
                 files=entry.named_digests(),
             ),
             files=entry.files,
@@ -87,6 +88,7 @@ def screen_jobs(config: PackSftConfig, identity: PackIdentity) -> list[ScreenJob
             source=identity.tokenizer,
             tokenizer=config.tokenizer,
             train_on=config.train_on,
+            max_row_bytes=config.max_row_bytes,
             label=entry.name,
             seen=identity.seen_of(file.path for file in entry.files),
         )

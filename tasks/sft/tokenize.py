@@ -134,20 +134,20 @@ class _Part:
         empty = list(empty_answers(conversation.messages))
         if empty and self._job.drop_empty:
             raise RowRejected("empty_answer", f"message {empty[0]}, of the assistant, has no content")
-        data = _json([conversation.messages, conversation.tools])
-        if len(data) > self._job.max_row_bytes:
-            raise RowRejected(
-                "row_too_large",
-                f"the conversation has {len(data):,} bytes as JSON; max_row_bytes allows {self._job.max_row_bytes:,}",
-            )
-        digest = _digest(data)
+        digest = _digest(conversation_json(conversation, self._job.max_row_bytes))
         group = None
         if dataset.fields.group is not None:
             if value.get(dataset.fields.group) is None:
                 raise RowRejected("missing_group", f"the row has no {dataset.fields.group!r}")
             group = _digest(_json(value[dataset.fields.group]))[:8]
         messages, tools, literals = self._tokenizer.escaper.escape(conversation.messages, conversation.tools)
-        found = samples(self._tokenizer.template, Conversation(messages, tools), self._job.train_on, literals)
+        found = samples(
+            self._tokenizer.template,
+            Conversation(messages, tools),
+            self._job.train_on,
+            literals,
+            self._job.max_row_bytes,
+        )
         return _Row(file, number, digest, group, len(empty), found)
 
     def _encode(self, rows: list[_Row], name: str, spool: TokenSpoolWriter, rejects: RejectWriter) -> None:
@@ -157,9 +157,9 @@ class _Part:
             if len(rows) == 1:
                 self._reject(rejects, name, rows[0].number, "tokenizer_failed", str(failed)[:500])
                 return
-            half = len(rows) // 2
-            self._encode(rows[:half], name, spool, rejects)
-            self._encode(rows[half:], name, spool, rejects)
+            # One by one: a panic takes seconds and prints a line, and halving would meet it eight times.
+            for row in rows:
+                self._encode([row], name, spool, rejects)
             return
         counts = np.array([len(row.samples) for row in rows])
         seq_row, turns = owners(counts).astype(np.int32), ranges(0, counts)
@@ -255,6 +255,21 @@ def _row_table(rows: list[_Row]) -> Rows:
         digest=np.frombuffer(b"".join(row.digest for row in rows), "<u8").reshape(-1, 2),
         group=np.frombuffer(b"".join(groups), "<u8") if groups else None,
     )
+
+
+def conversation_json(conversation: Conversation, max_row_bytes: int) -> bytes:
+    """Return what identifies a conversation.
+
+    Raises:
+        RowRejected: `row_too_large`, or it cannot be written as JSON.
+    """
+    data = _json([conversation.messages, conversation.tools])
+    if len(data) > max_row_bytes:
+        raise RowRejected(
+            "row_too_large",
+            f"the conversation has {len(data):,} bytes as JSON; max_row_bytes allows {max_row_bytes:,}",
+        )
+    return data
 
 
 def _json(value: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from schemas.run import FileRecord
 from tasks.storage.atomic import write_file
+from tasks.storage.reading import open_regular
 
 
 def write_array(path: Path, array: NDArray[Any], root: Path) -> FileRecord:
@@ -22,6 +24,7 @@ def write_array(path: Path, array: NDArray[Any], root: Path) -> FileRecord:
 
 def read_array(path: Path) -> NDArray[Any]:
     """Map a `.npy` file read-only; never unpickle."""
+    os.close(open_regular(path))
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 

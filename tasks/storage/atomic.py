@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
-from schemas.errors import ConfigError, StorageError
+from schemas.errors import ConfigError, StorageError, remedy
 from schemas.run import FileRecord
 from tasks.storage.links import refuse_links
-from tasks.storage.names import make_folder, remove_path
+from tasks.storage.names import make_folder, remove_path, sync_folders
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
         ) from error
     except OSError as error:
         raise StorageError(
-            f"cannot {doing}: {error.strerror or error}; check space and permissions of the output folder",
+            f"cannot {doing}: {remedy(error, 'check space and permissions of the output folder')}",
             where=str(path),
         ) from error
 
@@ -111,7 +111,7 @@ class AtomicFile:
                 os.fsync(self._file.fileno())
                 self._file.close()
                 self._temporary.replace(self.path)
-                _sync_folder(self.path.parent)
+                sync_folders([self.path.parent])
         except BaseException:
             # A full disk often becomes apparent only here, when the buffer is flushed.
             self.discard()
@@ -123,10 +123,14 @@ class AtomicFile:
             self._sha256 = hashlib.file_digest(file, "sha256")
             self.bytes = file.tell()
 
+    def sha256(self) -> str:
+        """Return the digest of what was written so far."""
+        return self._sha256.hexdigest()
+
     def record(self, root: Path) -> FileRecord:
         """Return size and digest of what was written, with the path relative to `root`."""
         relative = self.path.relative_to(root).as_posix()
-        return FileRecord(path=relative, bytes=self.bytes, sha256=self._sha256.hexdigest())
+        return FileRecord(path=relative, bytes=self.bytes, sha256=self.sha256())
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +190,7 @@ class AtomicFolder:
             with contextlib.suppress(FileNotFoundError):
                 self.path.rename(old)
             self._temporary.rename(self.path)
-            _sync_folder(self.path.parent)
+            sync_folders([self.path.parent])
             remove_path(old)
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
@@ -215,6 +219,8 @@ def write_file(path: Path, data: bytes) -> AtomicFile:
 def link_file(source: Path, target: Path) -> None:
     """Give `source` a second name: a hard link, or an atomic copy where links are impossible.
 
+    The name survives a power cut once its folder is synced, see `sync_folders`.
+
     Raises:
         StorageError: it cannot be linked or copied; `not_a_file`: a folder has the name of the target.
         ConfigError: `foreign_output`: the source is, or either is reached through, a link; see `refuse_links`.
@@ -222,20 +228,33 @@ def link_file(source: Path, target: Path) -> None:
     with storage_errors(target):
         refuse_links(source)
         make_folder(target.parent)
-        refuse_folder(target)
-        temporary = _temporary(target)
         try:
-            _create(temporary, lambda path: path.hardlink_to(source))
+            # A new name appears in one step; only taking over a name needs a temporary one.
+            target.hardlink_to(source)
+        except FileExistsError:
+            refuse_folder(target)
+            _take_over(source, target)
         except OSError:
             _copy(source, target)
-        else:
-            temporary.replace(target)
-            # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
-            temporary.unlink(missing_ok=True)
 
 
-def swap_symlink(link: Path, target: str) -> None:
+def _take_over(source: Path, target: Path) -> None:
+    temporary = _temporary(target)
+    try:
+        _create(temporary, lambda path: path.hardlink_to(source))
+    except OSError:
+        _copy(source, target)
+    else:
+        temporary.replace(target)
+        # Renaming between two names of one inode is a no-op, which leaves the temporary name behind.
+        temporary.unlink(missing_ok=True)
+
+
+def swap_symlink(link: Path, target: str, sync: bool = True) -> None:
     """Point `link` at `target` in one step, creating missing folders; readers see the old target or the new one.
+
+    Args:
+        sync: return only when it would survive a power cut; without it, sync the folder afterwards.
 
     Raises:
         StorageError: the link cannot be made; `not_a_file`: a folder has its name.
@@ -248,7 +267,8 @@ def swap_symlink(link: Path, target: str) -> None:
         temporary = _temporary(link)
         _create(temporary, lambda path: path.symlink_to(target))
         temporary.replace(link)
-        _sync_folder(link.parent)
+        if sync:
+            sync_folders([link.parent])
 
 
 def _temporary(path: Path) -> Path:
@@ -278,14 +298,6 @@ def _copy(source: Path, target: Path, block_bytes: int = 1 << 22) -> None:
     with AtomicFile(target) as out, source.open("rb") as file:
         while block := file.read(block_bytes):
             out.write(block)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tasks.storage.atomic import storage_errors
 from tasks.storage.links import refuse_links
 from tasks.storage.names import make_folder
+from tasks.storage.reading import open_regular
 
 _NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -65,7 +66,7 @@ def locked(path: Path, mode: int = 0o666) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Return whether any process holds the lock. The check takes a shared lock for an instant."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -78,6 +79,28 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def sign(descriptor: int) -> None:
+    """Write the number of this process into a lock file that it holds, for `signed_by`."""
+    # Only a message would miss it.
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+
+
+def signed_by(path: Path) -> int | None:
+    """Return the number of the process that last signed a lock file, if any did."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.pread(descriptor, 20, 0).strip()
+        return int(text) if text.isdigit() else None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def unlock(descriptor: int) -> None:

@@ -6,23 +6,36 @@ Links inside an output folder are refused, not followed: see `tasks.storage.link
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tasks.storage.links import refuse_links
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and any missing parents.
+    """Create a folder and any missing parents, so that they survive a power cut.
 
     Raises:
         ConfigError: `foreign_output`: a link leads there, see `refuse_links`.
     """
     refuse_links(path)
+    missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
+    sync_folders(folder.parent for folder in missing)
+
+
+def sync_folders(folders: Iterable[Path]) -> None:
+    """Write the names in folders to disk: syncing a file keeps its content, not the name that leads to it."""
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def remove_path(path: Path) -> None:
@@ -56,6 +69,12 @@ def touch_folder(path: Path) -> None:
     """
     refuse_links(path)
     os.utime(path)
+
+
+def write_to_nowhere(descriptors: Iterable[int]) -> None:
+    """Let open files of this process, whose reader has ended, swallow what is still written to them."""
+    for descriptor in descriptors:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
-"""Open Parquet files for reading, with one set of options and uniform errors.
+"""Open Parquet files for reading and writing, with one set of options and uniform errors.
 
-Page checksums are verified where a file has them. Column chunks are read through a buffer, not prefetched, so a row
-group of any size takes the same memory.
+Pages are written with checksums (CRC-32), which readers verify where a file has them; the footer has none. Column
+chunks are read through a buffer, not prefetched, so a row group of any size takes the same memory.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import InputError
-from tasks.storage.reading import LocalPath, open_binary
+from tasks.storage.atomic import AtomicFile
+from tasks.storage.reading import LocalPath, open_binary, open_regular
 
 BUFFER_BYTES = 1 << 20
 # A name in a damaged footer may not be UTF-8.
@@ -39,6 +41,15 @@ def parquet_file(source: BinaryIO | LocalPath, **options: Any) -> pq.ParquetFile
     """Open a Parquet file by path or from an open file; the caller closes both. Errors as `open_parquet`."""
     defaults = {"buffer_size": BUFFER_BYTES, "pre_buffer": False, "page_checksum_verification": True}
     return pq.ParquetFile(source, **(defaults | options))
+
+
+def parquet_writer(sink: AtomicFile, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """Write to a file in Parquet, with checksums of pages; close this first, then commit the file.
+
+    Args:
+        options: for `pyarrow.parquet.ParquetWriter`.
+    """
+    return pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, write_page_checksum=True, **options)
 
 
 def parquet_rows(path: LocalPath) -> int:
@@ -70,6 +81,7 @@ def open_native(path: LocalPath) -> pa.NativeFile:
     Raises:
         OSError: it cannot be opened.
     """
+    os.close(open_regular(path))
     return pa.OSFile(str(path))
 
 

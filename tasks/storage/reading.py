@@ -1,15 +1,38 @@
-"""Read local files: whole, opened, mapped, or by ranges. For Parquet see `tasks.storage.parquet`."""
+"""Read local files: whole, opened, mapped, or by ranges. For Parquet see `tasks.storage.parquet`.
+
+Only regular files are opened: to open a pipe waits until someone writes to it, perhaps for ever, and a device has no
+end.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 LocalPath = str | os.PathLike[str]
+
+
+def open_regular(path: LocalPath, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and return its descriptor; also an `opener` for `open`.
+
+    Raises:
+        OSError: the system refuses, or it is a folder, a pipe, a socket or a device.
+    """
+    # Without waiting for the other end of a pipe; files are read the same way.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file; move it away", str(path))
 
 
 def open_binary(path: LocalPath, buffering: int = -1) -> BinaryIO:
@@ -18,7 +41,7 @@ def open_binary(path: LocalPath, buffering: int = -1) -> BinaryIO:
     Args:
         buffering: bytes to read ahead; 0 for none, -1 for Python's default.
     """
-    return open(path, "rb", buffering)  # noqa: PTH123 - `path` may be a string
+    return open(path, "rb", buffering, opener=open_regular)
 
 
 def read_bytes(path: LocalPath, most: int = -1) -> bytes:
@@ -31,15 +54,28 @@ def read_bytes(path: LocalPath, most: int = -1) -> bytes:
         return file.read(most)
 
 
+def read_given(path: LocalPath, most: int) -> bytes:
+    """Read at most `most` bytes of a file that a user names, which may be what a shell passes in (`/dev/stdin`).
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    passed = str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not passed or stat.S_ISBLK(status(path).st_mode):
+        return read_bytes(path, most)
+    with open(path, "rb") as file:  # noqa: PTH123 - `path` may be a string
+        return file.read(most)
+
+
 def read_text(path: LocalPath) -> str:
     """Read a UTF-8 file, with `\\n` at the end of each line."""
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - `path` may be a string
+    with open(path, encoding="utf-8", opener=open_regular) as file:
         return file.read()
 
 
 def sha256_of_file(path: LocalPath) -> str:
     """Return the SHA-256 of a file's content, 64 hex digits."""
-    with open(path, "rb") as file:  # noqa: PTH123 - `path` may be a string
+    with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -85,7 +121,7 @@ class Ranges:
 @contextmanager
 def open_ranges(path: LocalPath) -> Iterator[Ranges]:
     """Open a file to read it by ranges."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         yield Ranges(descriptor)
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, refuse_secrets
 from tasks.storage.reading import open_binary
 from tasks.storage.store import Entry
 
@@ -89,9 +89,12 @@ def store_at(uri: str) -> tuple[FsspecStore, str]:
     """Return the store of a URI, and the path in it.
 
     Raises:
-        ConfigError: `unsupported_uri`: fsspec has no handler for it, or the handler is not installed.
+        ConfigError: `unsupported_uri`: fsspec has no handler for it, or the handler is not installed;
+            `secret_in_uri`: it contains a password.
     """
     import fsspec
+
+    refuse_secrets(uri, uri)
 
     try:
         system, path = fsspec.core.url_to_fs(uri)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from tasks.storage.reading import open_binary
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -49,7 +51,7 @@ class Store(Protocol):
         ...
 
     def list(self, folder: str) -> list[Entry]:
-        """List the files and folders directly below a folder, unsorted, without pipes and devices."""
+        """List what is directly below a folder, unsorted; pipes and devices count as files, which do not open."""
         ...
 
     def identity(self, folder: str) -> Hashable:
@@ -62,7 +64,7 @@ class LocalStore:
 
     def open(self, path: str) -> BinaryIO:
         """See `Store`."""
-        return open(path, "rb")  # noqa: PTH123 - `path` is a string
+        return open_binary(path)
 
     def head(self, path: str) -> Entry | None:
         """See `Store`."""
@@ -73,11 +75,7 @@ class LocalStore:
     def list(self, folder: str) -> list[Entry]:
         """See `Store`."""
         with os.scandir(folder) as listing:
-            return [
-                Entry(entry.path, _is(entry.is_dir))
-                for entry in listing
-                if entry.is_symlink() or entry.is_file() or entry.is_dir()
-            ]
+            return [Entry(entry.path, _is(entry.is_dir)) for entry in listing]
 
     def identity(self, folder: str) -> Hashable:
         """See `Store`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import ConfigError, MissingExtraError
 from schemas.tokenizer import TrainTokenizerConfig
+from tasks.inputs.native import panics_are_errors
 from tasks.tokenizer.learn import Texts
 from tasks.tokenizer.save import more_special_tokens
 
@@ -51,7 +52,8 @@ def learn_from(
     except ImportError:
         raise MissingExtraError.of("transformers", "sft", "training from a base") from None
     try:
-        base = AutoTokenizer.from_pretrained(base_folder, local_files_only=True, trust_remote_code=False)
+        with panics_are_errors():
+            base = AutoTokenizer.from_pretrained(base_folder, local_files_only=True, trust_remote_code=False)
         kind = json.loads(base.backend_tokenizer.to_str())["model"]["type"]
     except Exception as error:
         raise ConfigError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from schemas.corpus import FLOW as SAMPLE_FLOW
 from schemas.errors import ConfigError, InputError
 from schemas.tokenizer import CHAT_TEMPLATE, FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
-from tasks.inputs.files import InputFile, files_below
+from tasks.inputs.files import InputFile, files_below, local_input
 from tasks.inputs.texts import template_source
 from tasks.inputs.tokenizers import LocatedTokenizer, locate_tokenizer
 from tasks.run.contract import Domain
@@ -60,7 +60,7 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
         compared = locate_tokenizer(
             config.compare_with, config.compare_revision, "compare_with", "compare_revision", _ONE_OF
         )
-    found = _sample(Path(config.sample).expanduser())
+    found = _sample(local_input(config.sample))
     files = _shards(found)
     sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED)
     if not found.is_run:

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import InputError, MissingExtraError
 from schemas.verdict import Fault, Verdict
+from tasks.inputs.native import panics_are_errors
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -53,7 +54,8 @@ def load_tokenizer(file: Path) -> Any:
     except ImportError:
         raise MissingExtraError.of("tokenizers", "sft", "reading a tokenizer") from None
     try:
-        return Tokenizer.from_file(str(file))
+        with panics_are_errors():
+            return Tokenizer.from_file(str(file))
     # The library raises bare Exception.
     except Exception as error:
         raise InputError(

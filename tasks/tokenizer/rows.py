@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import InputError
 from tasks.inputs.columns import as_text
+from tasks.inputs.native import panics_are_errors
 from tasks.storage.parquet import open_parquet, parquet_faults
 
 _BATCH_ROWS = 1024
@@ -64,7 +65,7 @@ def count_held_out(tokenizer: Any, shards: Shards, seed: int, share: float) -> d
         tokenizer: a `tokenizers.Tokenizer`.
 
     Raises:
-        InputError: a shard cannot be read.
+        InputError: a shard cannot be read; `tokenizer_failed`: the tokenizer fails on a text.
     """
     counts: dict[str, tuple[int, int]] = {}
     if not share:
@@ -73,22 +74,37 @@ def count_held_out(tokenizer: Any, shards: Shards, seed: int, share: float) -> d
         chosen = texts.filter(pa.array(held_out)).to_pylist()
         if chosen:
             size, tokens = counts.get(label, (0, 0))
-            encoded = tokenizer.encode_batch_fast(chosen, add_special_tokens=False)
+            encoded = _encoded(tokenizer, label, chosen)
             size += sum(len(text.encode()) for text in chosen)
             counts[label] = (size, tokens + sum(len(one) for one in encoded))
     return counts
 
 
+def _encoded(tokenizer: Any, label: str, texts: list[str]) -> list[Any]:
+    try:
+        with panics_are_errors():
+            return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    except Exception as error:
+        if len(texts) > 1:
+            return [one for text in texts for one in _encoded(tokenizer, label, [text])]
+        raise InputError(
+            f"{error}; the text has {len(texts[0]):,} characters and begins with {texts[0][:60]!r}; leave it out of "
+            "the sample, or set held_out: 0",
+            code="tokenizer_failed",
+            where=f"a held-out row of {label}",
+        ) from error
+
+
 def _read(shard: Path) -> Iterator[pa.RecordBatch]:
     with parquet_faults(str(shard)), open_parquet(shard) as file:
         names = file.schema_arrow.names
-        if "text" not in names:
+        if names.count("text") != 1:
             raise InputError(
-                f"the shard has no column 'text' (columns: {', '.join(names[:10])})",
+                f"the shard has no single column 'text' (columns: {', '.join(names[:10])})",
                 code="missing_column",
                 where=str(shard),
             )
-        columns = ["text", *(name for name in _LABELS if name in names)]
+        columns = ["text", *(name for name in _LABELS if names.count(name) == 1)]
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
             yield batch.select(columns)
 

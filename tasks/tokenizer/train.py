@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, InputError
 from schemas.run import Receipt, RowLedger
 from schemas.tokenizer import TrainTokenizerConfig
+from tasks.inputs.native import NativePanicError, panics_are_errors
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.tokenizer.base import learn_from
@@ -55,7 +57,8 @@ def train_tokenizer(job: TrainJob) -> Receipt:
     Raises:
         ConfigError: the base cannot be loaded, an option does not fit it, or the vocabulary has no room for the
             alphabet.
-        InputError: a shard has no text column, or cannot be read.
+        InputError: a shard has no text column, or cannot be read; `tokenizer_failed`: a text is too much for the
+            trainer.
         MissingExtraError: tokenizers is not installed, or for a base transformers.
         StorageError: a file cannot be written.
     """
@@ -107,9 +110,17 @@ def _learn(job: TrainJob, shares: dict[str, _Share], reject: Reject) -> tuple[An
             yield rows.filter(pa.array(~held_out)).to_pylist()
 
     try:
-        if job.base:
-            return learn_from(job.base, texts, job.config, job.chat_template)
-        return learn(texts, job.config), settings(job.config, job.chat_template)
+        with panics_are_errors():
+            if job.base:
+                return learn_from(job.base, texts, job.config, job.chat_template)
+            return learn(texts, job.config), settings(job.config, job.chat_template)
+    except NativePanicError as error:
+        raise InputError(
+            f"{error}; a text of the sample is too much for its pre-tokenizer, as 10 million spaces in a row can be; "
+            "leave it out of the sample, or choose another pre_tokenizer",
+            code="tokenizer_failed",
+            where=Path(job.shards[0][0]).parent.as_posix(),
+        ) from error
     # The trainer of unigram raises bare Exception; the others exceed the size instead.
     except Exception as error:
         if _NO_ROOM not in str(error):

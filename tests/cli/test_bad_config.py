@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from commands import Cli, small_config, write_config
 from support import chat, published_digests, write_jsonl
+
+from flows.cli.configs import load_config
 
 
 def dataset(**changes: Any) -> dict[str, Any]:
@@ -87,6 +90,26 @@ NOT_YAML = {
         "config.yaml:1: not valid YAML: the text contains half",
     ),
     "a key twice": (b"seed: 1\nseed: 2\n", "[bad_yaml]", "the key 'seed' appears twice"),
+    "base 60": (
+        b"seed: 1:00:00\n",
+        "[bad_yaml]",
+        "config.yaml:1: not valid YAML: 1:00:00 is a number to base 60",
+    ),
+    "octal": (b"a: {b: 010}\n", "[bad_yaml]", "010 is octal or binary for some programs"),
+    "new octal": (b"a: 0o10\n", "[bad_yaml]", "write a decimal number, or use quotes"),
+    "binary": (b"a: 0b1\n", "[bad_yaml]", "write a decimal number, or use quotes"),
+    "on": (b"name: on\n", "[bad_yaml]", "on is true or false for some programs, text for others"),
+    "a key No": (b"where: {No: 1}\n", "[bad_yaml]", "No is true or false for some programs"),
+    "beyond 64 bits": (b"a: 1" + b"0" * 400, "[bad_yaml]", "more than 64 bits"),
+    "thousands of digits": (b"a: -1" + b"0" * 5000, "[bad_yaml]", "more than 64 bits"),
+    "merge keys": (b"a: &a {b: 1}\nc: {<<: *a}\n", "[bad_yaml]", "`<<` is not supported"),
+    "an alias in itself": (b"a: &a [*a]\n", "[bad_yaml]", "a value that it is in itself"),
+    "aliases of aliases": (
+        b"a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n"
+        + b"".join(b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 30)),
+        "[bad_yaml]",
+        "has more than 100,000 values",
+    ),
     "deep": (b"a: " + b"[" * 5000 + b"]" * 5000, "[bad_yaml]", "recursion"),
 }
 
@@ -99,6 +122,36 @@ def test_a_file_that_is_no_configuration(cli: Cli, tmp_path: Path, name: str) ->
     outcome = cli("pack-sft", path)
     assert (outcome.code, outcome.message.startswith(code)) == (2, True)
     assert expected in outcome.message and str(path) in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1_000", 1000),
+        ("-0x1F", "-0x1F"),
+        ("0x1F", 31),
+        ("18446744073709551615", 2**64 - 1),
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("1e400", math.inf),
+        ("'010'", "010"),
+        ('"1:00"', "1:00"),
+        ("'on'", "on"),
+        ("y", "y"),
+        ("True", True),
+        ("1.2.3", "1.2.3"),
+        ("127.0.0.1:4200", "127.0.0.1:4200"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("[&a [1], *a]", [[1], [1]]),
+    ],
+)
+def test_what_a_value_means(tmp_path: Path, text: str, value: Any) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"value: {text}\n")
+    assert load_config(str(path)) == {"value": value}
+    assert load_config(str(path), [f"value={text}"]) == {"value": value}
 
 
 @pytest.mark.parametrize("value", ["2024-01-01", ".nan", "!!binary aGVsbG8="])

@@ -7,6 +7,7 @@ the flow's story without a server (`mill_of`); `PrefectContract` has two drivers
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,20 +19,68 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from manifests import edit_manifest
 from serial_runs import Runs
 from support import Serial, entry_of, mill_of, published_digests, state_of
 from workloads import ROOT, environment, temporary_files
 
+from flows.cli.summary import Summary
 from schemas.errors import ConfigError, GristmillError, StorageError
 from schemas.run import RunManifest
-from tasks.run.history import completed_run, published_faults, read_manifest
-from tasks.run.layout import FINGERPRINTS, LATEST, MARKER, RUNS, STAGES
+from schemas.verdict import Fault
+from tasks.outputs.validate import validate_path
+from tasks.run.history import completed_run, published_faults
+from tasks.run.layout import (
+    CONFIG,
+    FINGERPRINTS,
+    LATEST,
+    MANIFEST,
+    MARKER,
+    NOTES,
+    REPORT_PAGE,
+    RUNS,
+    STAGES,
+)
+from tasks.run.manifest import read_manifest
 from tasks.run.prune import find_unneeded, list_runs, remove
 from tasks.run.receipts import Verify
 from tasks.storage.atomic import TEMP_PREFIX
 
 _KILLED = -signal.SIGKILL
 _DAY_S = 86_400.0
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # No place where only the layout of JSON would change.
+    place = next(n for n in range(len(content) // 2, len(content)) if chr(content[n]).isalnum())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_link(path: Path) -> None:
+    elsewhere = path.parents[3] / "elsewhere"
+    elsewhere.write_bytes(bytes(path.stat().st_size))
+    path.unlink()
+    path.symlink_to(elsewhere)
+
+
+# What can happen to a file.
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a bit flipped": _flip,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "deleted": lambda path: path.unlink(),
+    "other JSON": lambda path: path.write_text('{"format": 1}'),
+    "emptied": lambda path: path.write_bytes(b""),
+    "a folder": _as_folder,
+    "a link": _as_link,
+}
+_SAME_SIZE = ("a bit flipped", "a link")
 
 
 class Workload:
@@ -296,6 +345,83 @@ class FlowContract(Workload):
             self.mill(source, out)
         assert (caught.value.code, caught.value.where) == ("foreign_output", str(out / MARKER))
 
+    # Damage.
+
+    @pytest.mark.parametrize("name", [MANIFEST, *NOTES, "an output"])
+    def test_damage_to_a_published_file_is_found_and_repaired(
+        self, source: Path, tmp_path: Path, name: str
+    ) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        path = out / RUNS / manifest.run_hash / name.replace("an output", manifest.outputs[-1].path)
+        for how, damage in DAMAGE.items():
+            intact = path.read_bytes()
+            # A file of its own: a link to its stage would share the damage, which that stage's receipt finds.
+            path.unlink()
+            path.write_bytes(intact)
+            damage(path)
+            assert str(path) in {fault.where for fault in _errors(out)}, how
+            assert completed_run(out, manifest.run_hash, Verify.SHA256) is None, how
+            if how not in _SAME_SIZE or name == MANIFEST:
+                assert _errors(out, full=False), how
+                assert completed_run(out, manifest.run_hash, Verify.SIZE) is None, how
+            if path.is_dir() and not path.is_symlink():
+                with pytest.raises(StorageError, match="move it away"):
+                    self.mill(source, out)
+                shutil.rmtree(path)
+            again, _ = self.mill(source, out)
+            assert not _errors(out) and not path.is_symlink(), how
+            assert completed_run(out, manifest.run_hash, Verify.SHA256) == again, how
+            assert again.outputs == manifest.outputs, how
+            assert path.read_bytes() == intact or name in (MANIFEST, REPORT_PAGE), how
+
+    @pytest.mark.parametrize("value", [7, "text", [1], {"train": 1}, {"train": {"chats": []}}, None])
+    def test_statistics_of_another_type_are_an_error_and_no_traceback(
+        self, source: Path, tmp_path: Path, value: object
+    ) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        names = dict.fromkeys(
+            [*manifest.statistics, "splits", "buckets", "bytes_per_token", "probe_splits"], value
+        )
+        edit_manifest(out / LATEST, lambda fields: fields["statistics"].update(names))
+        for full in (True, False):
+            validate_path(out, full)
+        assert [run.manifest.statistics for run in list_runs(out)] == [names]
+        crafted = completed_run(out, manifest.run_hash, Verify.SHA256)
+        assert crafted is not None
+        summary = Summary(crafted, str(out / LATEST), True, 0.0)
+        assert json.dumps(summary.as_dict())
+        with pytest.raises(GristmillError) as caught:
+            summary.lines()
+        assert (caught.value.code, caught.value.exit_code) == ("bad_manifest", 3)
+        # A run of another configuration is compared with this one.
+        newer, _ = self.mill(source, out, **self.change({}))
+        assert not _errors(out) and newer.run_hash != manifest.run_hash
+
+    def test_a_file_that_the_manifest_does_not_name_is_found(self, source: Path, tmp_path: Path) -> None:
+        manifest, _ = self.mill(source, tmp_path / "out")
+        folder = tmp_path / "out" / RUNS / manifest.run_hash
+        (folder / "deep").mkdir()
+        (folder / "deep" / "train-99999.parquet").write_bytes(b"theirs")
+        # Being written, or left over from a kill.
+        (folder / f"{TEMP_PREFIX}{MANIFEST}.elsewhere.1-1").write_bytes(b"half")
+        for full in (True, False):
+            [fault] = _errors(tmp_path / "out", full)
+            assert (fault.rule, fault.where) == ("unlisted_file", str(folder / "deep/train-99999.parquet"))
+
+    def test_a_run_of_an_earlier_version_has_no_digest_of_its_own(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        manifest, _ = self.mill(source, out)
+        old = manifest.model_dump(exclude={"notes", "manifest_sha256"}, mode="json") | {"format": 1}
+        (out / LATEST / MANIFEST).write_text(json.dumps(old))
+        (out / LATEST / CONFIG).write_text((out / LATEST / CONFIG).read_text() + " ")
+        assert not _errors(out)
+        told = [fault.detail for fault in validate_path(out).faults]
+        assert any("no digest of its own, published by an earlier version" in detail for detail in told)
+        found = completed_run(out, manifest.run_hash, Verify.SHA256)
+        assert found is not None and not found.is_proven and found.outputs == manifest.outputs
+
     # History and pruning.
 
     def test_runs_are_listed_and_old_ones_pruned(self, source: Path, tmp_path: Path) -> None:
@@ -453,6 +579,11 @@ def _inodes(folder: Path) -> dict[str, tuple[int, int]]:
         for path in folder.rglob("*")
         if path.is_file() and not path.name.endswith(".lock") and path.name != FINGERPRINTS
     }
+
+
+def _errors(out: Path, full: bool = True) -> list[Fault]:
+    """What `validate` finds, apart from a flow that only the tests have."""
+    return [fault for fault in validate_path(out, full).errors if fault.rule != "flow"]
 
 
 def _prune(out: Path, min_age_s: float) -> None:

@@ -27,6 +27,7 @@ from support import chat, write_jsonl
 from flows.cli.registry import PACK_SFT
 from tasks.server.control import down
 from tasks.server.state import STATE_VARIABLE, State
+from tasks.server.tokens import AUTH_VARIABLE
 
 # What is pasted, what is run instead, and why.
 STAND_INS = (
@@ -139,7 +140,7 @@ def reader(folder: Path, prefect_api: str) -> Iterator[Reader]:
     # Not the tests' own path: it has folders that would hide ours.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHON"))}
     own = {STATE_VARIABLE: str(state.folder), "PREFECT_HOME": str(folder / "prefect"), "SERVER": prefect_api}
-    own["PROJECT"] = str(ROOT)
+    own |= {"PROJECT": str(ROOT), AUTH_VARIABLE: os.environ[AUTH_VARIABLE]}
     try:
         yield Reader(folder, kept | own)
     finally:

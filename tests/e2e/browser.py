@@ -28,13 +28,13 @@ _OWN = (".google.com", ".googleapis.com", ".gvt1.com")
 
 
 @contextlib.contextmanager
-def chromium(playwright: Playwright, netlog: Path, pictures: Path) -> Iterator[Browser]:
+def chromium(playwright: Playwright, netlog: Path, pictures: Path, *flags: str) -> Iterator[Browser]:
     """A browser; every request of its pages and its own is in `netlog` once it is closed."""
     program = shutil.which("chromium")
     if program is None:
         pytest.fail("Debian's chromium is not installed; as root: apt-get install chromium", pytrace=False)
     opened = playwright.chromium.launch(
-        executable_path=program, args=[*_FLAGS, f"--log-net-log={netlog}"], timeout=TIMEOUT_MS
+        executable_path=program, args=[*_FLAGS, *flags, f"--log-net-log={netlog}"], timeout=TIMEOUT_MS
     )
     try:
         context = opened.new_context(viewport={"width": 1280, "height": 1000})

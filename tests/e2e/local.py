@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.server.http import call
-from tasks.server.state import State
+from tasks.server.state import Record, State
 
 # A run takes five seconds here, with the start of its process; loaded machines are slow.
 RUN_TIMEOUT_S = 240.0
@@ -33,20 +32,25 @@ class Local:
 
     Attributes:
         status: what `up --json` or `status --json` printed.
+        record: what is in its state file.
     """
 
     status: dict[str, Any]
+    record: Record
 
     @classmethod
     def of(cls, printed: str) -> Local:
-        return cls(json.loads(printed.splitlines()[-1]))
+        status = json.loads(printed.splitlines()[-1])
+        record = State(Path(status["state"])).read()
+        assert record is not None
+        return cls(status, record)
 
     @property
     def ui(self) -> str:
         return str(self.status["ui"])
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        return call(f"{self.status['url']}/{path}", body, method, timeout_s=RUN_TIMEOUT_S)
+        return self.record.call(path, body, method, timeout_s=RUN_TIMEOUT_S)
 
     def deployment(self, name: str) -> dict[str, Any]:
         found = [entry for entry in self.call("deployments/filter", {"limit": 200}) if entry["name"] == name]

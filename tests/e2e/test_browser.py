@@ -15,6 +15,8 @@ from egress import recorded, recording_environment
 from local import RUN_TIMEOUT_S, Local
 from playwright.sync_api import Page, Playwright, expect
 
+from tasks.server.tokens import one_time_link
+
 RUN_TIMEOUT_MS = RUN_TIMEOUT_S * 1_000
 PACK_TOKENS = "3072"
 
@@ -29,7 +31,7 @@ def browser(
 
 def open_form(page: Page, local: Local, name: str) -> None:
     """The form of a deployment, reached as a user reaches it."""
-    page.goto(local.ui)
+    page.goto(one_time_link(local.ui, local.record.token))
     page.get_by_role("link", name="Deployments", exact=True).click()
     # The flow of that name has links, too.
     page.locator("a[href*='/deployments/deployment/']").get_by_text(name, exact=True).click()

@@ -32,6 +32,7 @@ def test_up_twice_at_once_starts_nothing_anew(local: Local, gristmill: Gristmill
             local.status[key] for key in ("url", "server", "worker")
         ]
     assert len(local.status["deployments"]) == 10
+    assert (local.status["running"], local.status["api"]) == (True, f"{local.ui}/api")
 
 
 def test_status_says_what_runs(local: Local, gristmill: Gristmill) -> None:
@@ -109,8 +110,12 @@ def test_down_ends_everything_also_what_ignores_it(local: Local, gristmill: Gris
         assert done.returncode == 0 and re.search(r"stopped \d+ processes", done.stdout)
         assert deaf.wait(10) == -signal.SIGKILL
     assert marked(str(gristmill.state.folder)) == []
-    assert not answers(local.status["url"])
+    assert not local.record.answers()
     assert gristmill.run("status").returncode == 1
+    seen = json.loads(gristmill.run("status", "--json").stdout)
+    assert (seen["running"], seen["ui"], seen["api"]) == (False, None, None)
+    exports = gristmill.run("status", "--env")
+    assert exports.returncode == 1 and exports.stdout == "" and "no server is running" in exports.stderr
     assert "nothing was running" in gristmill.run("down").stdout
 
 
@@ -137,7 +142,7 @@ def test_an_embedded_server_ends_with_its_run(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tasks.server.embedded import EmbeddedServer;"
         "from tasks.server.state import State; server = EmbeddedServer(State(Path(sys.argv[1])));"
-        "print(server.url, server._process.pid, flush=True); time.sleep(600)"
+        "print(server.url, server.token, server._process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -146,9 +151,9 @@ def test_an_embedded_server_ends_with_its_run(tmp_path: Path) -> None:
         text=True,
     ) as run:
         assert run.stdout is not None
-        url, pid = run.stdout.readline().split()
+        url, token, pid = run.stdout.readline().split()
         server = psutil.Process(int(pid))
-        assert answers(url)
+        assert answers(url, token)
         run.kill()
     assert wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 15)
-    assert not answers(url)
+    assert not answers(url, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ PARAMETERS = SMALLEST
 
 @pytest.fixture(scope="module")
 def api(prefect_api: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=prefect_api) as client:
+    auth = httpx.BasicAuth(*os.environ["PREFECT_API_AUTH_STRING"].split(":"))
+    with httpx.Client(base_url=prefect_api, auth=auth) as client:
         yield client
 
 

@@ -101,7 +101,7 @@ def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:
     assert goes(0, 8.5) == [hashes[1]]
     assert goes(0, 9.5) == []
     # Stages were made just now, whatever their runs' age.
-    assert find_unneeded(out, 0, 1, time.time()).stages == ()
+    assert find_unneeded(out, 0, 3600, time.time()).stages == ()
 
 
 def test_a_stage_that_a_run_uses_again_is_young(tmp_path: Path, small_tokenizer: Path) -> None:
@@ -179,3 +179,39 @@ def test_what_cannot_be_done(
     names = {"tmp": str(tmp_path), "out": str(tmp_path / "out")}
     outcome = cli(*(argument.format(**names) for argument in arguments))
     assert outcome.code == 2 and where.format(**names) in outcome.message
+
+
+def test_a_run_that_became_the_latest_since_stays(tmp_path: Path, small_tokenizer: Path) -> None:
+    out = tmp_path / "out"
+    old = pack(tmp_path, small_tokenizer, 128)
+    pack(tmp_path, small_tokenizer, 256)
+    found = find_unneeded(out, keep=1, min_age_s=0, now_s=time.time() + 1)
+    assert [folder.name for folder in found.runs] == [old]
+    digests = published_digests(out / "runs" / old)
+    # A driver whose run this is, and who finds it complete.
+    pack(tmp_path, small_tokenizer, 128)
+    remove(out, found)
+    assert (out / "latest").resolve().name == old
+    assert published_digests(out / "latest") == digests
+    assert validate_path(out).ok
+
+
+def test_what_a_killed_writer_left_in_a_stage_that_is_kept_goes_when_it_is_old(
+    tmp_path: Path, small_tokenizer: Path
+) -> None:
+    out = tmp_path / "out"
+    pack(tmp_path, small_tokenizer, 128)
+    [stage, *_] = sorted(stages(out))
+    left = [
+        out / "stages" / stage / ".tmp-part-000000.parquet.host.1-1",
+        (out / "latest").resolve() / ".tmp-manifest.json.host.1-1",
+    ]
+    for path in left:
+        path.write_text("half")
+    found = find_unneeded(out, keep=1, min_age_s=DAY_S, now_s=time.time())
+    assert not found.leftovers
+    found = find_unneeded(out, keep=1, min_age_s=DAY_S, now_s=time.time() + 2 * DAY_S)
+    assert set(found.leftovers) == set(left) and not found.runs and not found.stages
+    remove(out, found)
+    assert not any(path.exists() for path in left)
+    assert validate_path(out).ok

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect_server import ask
 from support import published_digests
 from workloads import (
     command,
@@ -35,17 +35,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_inputs(tmp_path_factory.mktemp("inputs"), big_files=1)
 
 
-def ask(api: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(  # noqa: S310 - a server of this test
-        f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        return json.load(answer)
-
-
 def flow_run(api: str, output: Path) -> dict[str, Any]:
     """The one flow run that wrote to `output`."""
-    runs = ask(api, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
+    runs = ask(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
     found = [run for run in runs if run["parameters"].get("config", {}).get("output_dir") == str(output)]
     assert len(found) == 1
     run: dict[str, Any] = found[0]
@@ -65,12 +57,12 @@ def test_runs_say_what_they_do_and_how_far_they_are(
     assert run["name"] == f"pack-sft small+big 256 · {run_hash[:4]}…"
     assert set(run["tags"]) == {"pack-sft", "small", "big"}
     of_run = {"flow_runs": {"id": {"any_": [run["id"]]}}}
-    names = {task["name"] for task in ask(prefect_api, "task_runs/filter", of_run)}
+    names = {task["name"] for task in ask(f"{prefect_api}/task_runs/filter", of_run)}
     assert {"tokenize small", "tokenize big 1/2", "tokenize big 2/2", "plan big train"} <= names
     assert any(name.startswith("write big train") for name in names)
 
     artifacts = ask(
-        prefect_api, "artifacts/filter", {**of_run, "artifacts": {"type": {"any_": ["progress"]}}}
+        f"{prefect_api}/artifacts/filter", {**of_run, "artifacts": {"type": {"any_": ["progress"]}}}
     )
     progress = {artifact["key"]: (artifact["data"], artifact["description"]) for artifact in artifacts}
     assert progress["pack-sft-tokenize"] == (100.0, "tokenize: 3 of 3")

@@ -19,7 +19,7 @@ from support import published_digests
 from workloads import make_inputs, raw_config, run_cli, save_config, temporary_files
 
 from tasks.outputs.validate import validate_path
-from tasks.run.history import read_manifest
+from tasks.run.manifest import read_manifest
 
 _KILLED = -signal.SIGKILL
 

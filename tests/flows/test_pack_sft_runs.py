@@ -404,7 +404,7 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
         for _ in range(2)
     ]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(_processes_at(log, r"open stages/\w+/receipts/\.tokenize-.*\.lock")) < 2:
             assert time.monotonic() < deadline, "one of the runs does not lock its receipts"
             time.sleep(0.02)

@@ -139,7 +139,7 @@ def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: st
     error = failure(path)
     assert isinstance(error, ConfigError)
     assert error.code == "missing_path"
-    assert error.where == path
+    assert error.where == path.replace("\0", "\\x00")
 
 
 @pytest.mark.parametrize("path", ["", "*", "**", "*.json"])
@@ -160,7 +160,13 @@ def test_a_file_of_another_kind(corpus: Path, name: str) -> None:
 def test_a_pipe_is_no_input(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert failure(tmp_path / "pipe.jsonl").code == "unsupported_file"
-    assert failure(tmp_path).code == "no_files"
+    # Not left out: it may stand for data.
+    assert failure(tmp_path).code == "unreadable"
+    (tmp_path / "pipe.jsonl").rename(tmp_path / "pipe")
+    (tmp_path / "link.jsonl").symlink_to("pipe")
+    error = failure(tmp_path)
+    assert (error.code, error.where) == ("unreadable", str(tmp_path / "link.jsonl"))
+    assert "is a pipe" in error.message
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/a.jsonl", "gs://bucket", "https://host/a.jsonl"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 
 from schemas.errors import ConfigError
 from tasks.outputs.found import Place
-from tasks.outputs.query import parquet_view, run_query
+from tasks.outputs.query import Limits, parquet_view, run_query
 
 
 @pytest.fixture
@@ -120,3 +122,88 @@ def test_a_column_of_the_data_keeps_its_name(tmp_path: Path) -> None:
     assert answer.columns[:4] == ("shard_shard_split", "shard_path", "shard", "shard_document")
     assert answer.columns[4:] == tuple(table.column_names)
     assert answer.rows[0][4:] == tuple(table.to_pylist()[0].values())
+
+
+SLOW = (
+    "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE (a.range * b.range) % 7 = hash(a.range)"
+)
+
+
+def test_a_query_ends_when_its_time_is_up(files: list[Path]) -> None:
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        run_query(SLOW, {"t": files}, {}, limits=Limits(timeout_s=0.3))
+    assert (caught.value.code, caught.value.where) == ("query_timeout", "--sql")
+    assert "0.3 s" in caught.value.message and time.monotonic() - started < 20
+
+
+def test_copying_the_tables_counts_too(files: list[Path]) -> None:
+    def endless() -> Iterator[pa.RecordBatch]:
+        while True:
+            yield pa.record_batch({"value": range(1000)})
+
+    stream = pa.RecordBatchReader.from_batches(pa.schema([("value", pa.int64())]), endless())
+    with pytest.raises(ConfigError) as caught:
+        run_query("FROM names", {"t": files}, {"names": stream}, limits=Limits(timeout_s=0.3))
+    assert caught.value.code == "query_timeout"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT list(range) FROM range(100000000)",
+        "SELECT repeat('x', 100000000) || r.range AS x FROM range(9) r",
+    ],
+)
+def test_a_query_ends_when_it_needs_too_much_memory(files: list[Path], sql: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_query(sql, {"t": files}, {}, limits=Limits(memory_mib=50))
+    assert caught.value.code == "query_memory"
+    assert "50 MiB" in caught.value.message
+
+
+def test_an_answer_is_bounded(files: list[Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_query("SELECT 1, 2, 3, 4, 5 FROM range(10000000)", {"t": files}, {})
+    assert caught.value.code == "answer_too_large"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1) TO '{outside}'",
+        "FROM read_text('{outside}')",
+        "FROM read_blob('/etc/passwd')",
+        "FROM read_csv('/etc/passwd')",
+        "FROM glob('/etc/*')",
+        "FROM '{outside}'",
+        "ATTACH '{outside}.db' AS other",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET lock_configuration = false",
+        "PRAGMA enable_external_access",
+        "RESET enable_external_access",
+        "SET memory_limit = '1TB'",
+        "EXPORT DATABASE '{outside}'",
+        "CREATE TABLE x AS SELECT 1",
+        "CREATE MACRO m() AS 1",
+        "CALL pragma_version()",
+        "SELECT 1; COPY (SELECT 1) TO '{outside}'",
+        "FROM read_parquet('https://127.0.0.1:1/x.parquet')",
+        "FROM read_json('/proc/self/environ')",
+        "FROM sniff_csv('/etc/passwd')",
+        "FROM parquet_metadata('{outside}')",
+        "FROM query('COPY (SELECT 1) TO ''{outside}''')",
+        "FROM sqlite_scan('{outside}', 'x')",
+        "SELECT getenv('HOME')",
+        "WITH x AS (INSERT INTO t VALUES (1) RETURNING *) FROM x",
+    ],
+)
+def test_a_query_reaches_nothing_outside(files: list[Path], tmp_path: Path, sql: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("secret")
+    with pytest.raises(ConfigError) as caught:
+        run_query(sql.format(outside=outside), {"t": files}, {})
+    assert caught.value.code == "bad_query"
+    assert {path.name for path in tmp_path.iterdir()} == {"it's.parquet", "two [1].parquet", "outside"}
+    assert outside.read_text() == "secret"

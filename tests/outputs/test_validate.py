@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from manifests import edit_manifest
 from support import chat, config_of, mill_serially, write_jsonl
 from workloads import clone
 
@@ -319,12 +319,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> P
 def run(packed: Path, tmp_path: Path) -> Path:
     """The folder of a run to be damaged."""
     return (clone(packed, tmp_path / "out") / "latest").resolve()
-
-
-def edit_manifest(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    manifest = json.loads((run / "manifest.json").read_bytes())
-    change(manifest)
-    (run / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_run_is_valid_by_all_its_names(run: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from measurements import build_serially, config_of, random_table, raw_records
 from numpy.typing import NDArray
+from workloads import ROOT
 
 from schemas.errors import IntegrityError, StorageError, WorkError
 from schemas.probes import TEST, TRAIN, measurements_schema, record_schema
@@ -346,3 +349,18 @@ def test_a_run_that_lost_or_gained_measurements_is_not_valid(tmp_path: Path) -> 
     (tmp_path / "a.parquet").unlink()
     warned = validate_probes(folder, manifest, full=True)
     assert warned.ok and [fault.rule for fault in warned.faults] == ["proof"]
+
+
+def test_a_limit_of_memory_that_its_reader_would_hang_on_is_named(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from tasks.probes.records.writer import array_record_module, count_records\n"
+        "array_record_module()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))\n"
+        "from schemas.errors import WorkError\n"
+        "try:\n    count_records(sys.argv[1])\nexcept WorkError as error:\n    print(error.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "any"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("memory_limit\n", 0), done.stderr

@@ -12,6 +12,7 @@ from schemas.errors import IntegrityError
 from schemas.run import RowLedger, RunManifest
 from tasks.run.drift import Drift, Measure, check_drift, compare, fill_share, last_published
 from tasks.run.layout import MANIFEST, run_folder
+from tasks.run.manifest import format_manifest, sealed
 from tasks.storage.atomic import swap_symlink, write_file
 
 
@@ -177,7 +178,7 @@ def test_fill_is_weighted_by_bins() -> None:
 
 def publish(root: Path, run: RunManifest, content: bytes | None = None) -> None:
     folder = run_folder(root, run.run_hash)
-    write_file(folder / MANIFEST, content if content is not None else run.model_dump_json().encode())
+    write_file(folder / MANIFEST, content if content is not None else format_manifest(sealed(run)))
     swap_symlink(root / "latest", f"runs/{run.run_hash}")
 
 
@@ -186,7 +187,7 @@ def test_the_last_published_run_is_what_latest_names(tmp_path: Path) -> None:
     assert last_published(tmp_path, old.run_hash) is None
     publish(tmp_path, old)
 
-    assert last_published(tmp_path, new.run_hash) == old
+    assert last_published(tmp_path, new.run_hash) == sealed(old)
     # A run that was published before is not held up, whatever `latest` says now.
     publish(tmp_path, new)
     assert last_published(tmp_path, old.run_hash) is None

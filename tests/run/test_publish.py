@@ -12,13 +12,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from manifests import digest_of_manifest
 
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import InputError, StorageError
 from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
 from tasks.inputs.files import InputFile
 from tasks.run.contract import Domain
+from tasks.run.history import published_faults
 from tasks.run.identity import Identity, Source
+from tasks.run.manifest import read_manifest, sealed
 from tasks.run.publish import (
     Contents,
     Publication,
@@ -31,6 +34,7 @@ from tasks.run.publish import (
     publish_run,
     publishing,
 )
+from tasks.run.receipts import Verify
 from tasks.storage.atomic import write_file
 
 RUN = "0123456789abcdef"
@@ -97,13 +101,15 @@ def test_a_published_run_is_whole(root: Path) -> None:
 
     folder = root / FOLDER
     assert made.outputs == (record("blend.json", b"[1]"), record("data/shard.bin", b"heavy"))
-    assert (made.flow, made.run_hash, made.format) == ("a-flow", RUN, 1)
+    assert (made.flow, made.run_hash, made.format) == ("a-flow", RUN, 2)
     assert made.links == {"splits/train": "../data"}
     assert made.ledger == RowLedger(rows_in=3, rows_used=2, filtered=1)
     assert (made.statistics, made.stages) == ({"tokens": 7}, {"x": "tokenize"})
     assert made.versions and made.environment
     assert RunManifest.model_validate_json((folder / "manifest.json").read_bytes()) == made
-    # Notes and links have no record: two runs of one configuration may differ in them.
+    notes = {name: (folder / name).read_bytes() for name in ("config.json", "inputs.json", "report.html")}
+    assert made.notes == tuple(record(name, content) for name, content in notes.items())
+    assert made.manifest_sha256 == digest_of_manifest((folder / "manifest.json").read_bytes())
     assert names(folder) == [
         "blend.json",
         "config.json",
@@ -176,13 +182,13 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 def test_records_are_in_the_order_of_their_names(root: Path) -> None:
     links = {"z": stage_file(root), "b/a": stage_file(root, "stages/x/2", b"2")}
-    records = fill_run(root, RUN, links, {}, {"m": b"m", "a": b"a"}, {"note": b"n"})
+    records = fill_run(root, RUN, links, {}, {"m": b"m", "a": b"a"})
     assert records == (record("a", b"a"), record("b/a", b"2"), record("m", b"m"), record("z", b"heavy"))
 
 
 def test_links_lead_where_they_are_told(root: Path) -> None:
     for target in ("../one", "../one", "../two"):
-        assert fill_run(root, RUN, {}, {"splits/train/data": target, "top": target}, {}, {}) == ()
+        assert fill_run(root, RUN, {}, {"splits/train/data": target, "top": target}, {}) == ()
         assert leads_to(root / FOLDER / "splits/train/data") == target
         assert leads_to(root / FOLDER / "top") == target
 
@@ -199,6 +205,7 @@ def test_what_an_attempt_left_behind_goes(root: Path) -> None:
         "data/.tmp-shard.bin.host.1-2",
         ".tmp-wanted",
         "manifest.json",
+        "config.json",
         "note",
     ):
         write_file(folder / name, b"old")
@@ -207,11 +214,10 @@ def test_what_an_attempt_left_behind_goes(root: Path) -> None:
     (folder / "empty").mkdir()
     links = {"data/shard.bin": stage_file(root)}
 
-    fill_run(root, RUN, links, {"splits": "data"}, {"document": b"d"}, {"note": b"n"})
+    fill_run(root, RUN, links, {"splits": "data"}, {"document": b"d"})
 
-    # The manifest stays: a run that was published once is repaired in place.
-    assert names(folder) == ["data/shard.bin", "document", "manifest.json", "note", "splits"]
-    assert (folder / "note").read_bytes() == b"n"
+    # The manifest and the notes stay: a run that was published once is repaired in place.
+    assert names(folder) == ["config.json", "data/shard.bin", "document", "manifest.json", "splits"]
     assert (root / "elsewhere/kept").read_bytes() == b"kept"
 
 
@@ -226,26 +232,52 @@ def test_a_second_attempt_replaces_what_is_there(root: Path) -> None:
     assert (root / FOLDER / "blend.json").read_bytes() == b"[1]"
 
 
+def test_while_notes_are_replaced_the_run_stays_complete(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each change of its folder the manifest that is there bears out the notes that are there."""
+    publish_run(publication(root))
+    folder, checked = root / FOLDER, []
+
+    def check(path: Path, data: bytes) -> object:
+        made = write_file(path, data)
+        assert not list(published_faults(folder, read_manifest(folder), Verify.SHA256)), path
+        checked.append(path.name)
+        return made
+
+    monkeypatch.setattr("tasks.run.publish.write_file", check)
+    other = publish_run(publication(root, report=b"<html> of another run", config='{"workers":9}'))
+    assert checked == [
+        "blend.json",
+        "manifest.json",
+        "config.json",
+        "inputs.json",
+        "report.html",
+        "manifest.json",
+    ]
+    assert other.notes == tuple(record(name, (folder / name).read_bytes()) for name in checked[2:5])
+    publish_run(publication(root, report=None))
+    assert not (folder / "report.html").exists()
+
+
 def test_a_file_in_the_way_of_a_folder_is_an_error(root: Path) -> None:
     write_file(root / FOLDER / "splits", b"in the way")
     with pytest.raises(StorageError) as caught:
-        fill_run(root, RUN, {}, {"splits/train": "../data"}, {}, {})
+        fill_run(root, RUN, {}, {"splits/train": "../data"}, {})
     assert caught.value.where == str(root / FOLDER / "splits/train")
 
 
 def test_the_manifest_comes_before_the_pointers(root: Path) -> None:
     (root / "latest").mkdir()
     with pytest.raises(StorageError):
-        commit_run(root, manifest(), {"splits": "latest/splits"})
+        commit_run(root, manifest(), {}, {"splits": "latest/splits"})
     assert (root / FOLDER / "manifest.json").is_file()
     # `latest` comes before the names that lead through it.
     assert not os.path.lexists(root / "splits")
     (root / "latest").rmdir()
-    commit_run(root, manifest(), {"splits": "latest/splits"})
+    commit_run(root, manifest(), {}, {"splits": "latest/splits"})
     written = (root / FOLDER / "manifest.json").read_bytes()
-    assert RunManifest.model_validate_json(written) == manifest()
+    assert RunManifest.model_validate_json(written) == sealed(manifest())
     # For people, too: indented, with a line end.
-    assert written.startswith(b'{\n  "format": 1,\n') and written.endswith(b"}\n")
+    assert written.startswith(b'{\n  "format": 2,\n') and written.endswith(b"}\n")
     assert [leads_to(root / name) for name in ("latest", "splits")] == [FOLDER, "latest/splits"]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-import urllib.request
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect_server import ask
 from support import chat, write_jsonl
 
 from flows.cli.launch import run_flow
@@ -37,13 +36,7 @@ class Run:
 
 
 def _ask(api: str, what: str, query: dict[str, Any]) -> Any:
-    body = json.dumps(query).encode()
-    request = urllib.request.Request(  # noqa: S310 - loopback
-        f"{api}/{what}/filter", body, {"content-type": "application/json"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=30) as answer:
-        return json.load(answer)
+    return ask(f"{api}/{what}/filter", query)
 
 
 def newest_run(api: str) -> Run:

@@ -9,6 +9,8 @@ import pytest
 
 from tasks.server.asgi import App, loads_from_itself, repeats_when_busy
 
+_CORS = (b"access-control-allow-origin", b"*")
+
 
 class Answers:
     """An app that answers with one status after the other, and keeps the bodies it was sent."""
@@ -27,7 +29,7 @@ class Answers:
         assert "seen" not in scope
         scope["seen"] = True
         status = self.statuses.pop(0)
-        await send({"type": "http.response.start", "status": status, "headers": [(b"x", b"1")]})
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x", b"1"), _CORS]})
         await send({"type": "http.response.body", "body": str(status).encode()})
         if self.raises and status >= 500:
             raise RuntimeError("the reason")
@@ -88,7 +90,10 @@ def test_other_connections_are_left_alone() -> None:
 
 
 def test_answers_carry_the_policy() -> None:
-    start, _ = ask(loads_from_itself(Answers(200)), b"")
+    start, _ = ask(loads_from_itself(Answers(200), "127.0.0.1:4200"), b"")
     headers = dict(start["headers"])
     assert headers[b"x"] == b"1"
-    assert b"default-src 'self'" in headers[b"content-security-policy"]
+    policy = headers[b"content-security-policy"]
+    assert b"default-src 'self'" in policy and b"connect-src 'self' ws://127.0.0.1:4200 data:" in policy
+    assert headers[b"cross-origin-resource-policy"] == b"same-origin"
+    assert _CORS[0] not in headers

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from manifests import edit_manifest
 from support import chat, config_of, mill_serially, write_jsonl
 
 from flows.cli.main import main
 from schemas.errors import ConfigError, InputError
 from schemas.run import FileRecord, RunManifest
 from tasks.outputs.validate import validate_path
-from tasks.run.history import published_faults, read_manifest
+from tasks.run.history import published_faults
+from tasks.run.manifest import read_manifest
 from tasks.run.receipts import Verify
 from tasks.sft.datasets import BlendedDataset, PackedParquetDataset, create_sft_dataset
 from tasks.sft.shards.find import find_shards
@@ -282,9 +284,7 @@ def test_what_cannot_be_validated_behind_a_uri_says_so(tmp_path: Path, small_tok
     with pytest.raises(ConfigError, match="other formats can only be read from local or mounted folders"):
         validate_path(f"local://{tmp_path}/out")
     assert validate_path(f"file://{tmp_path}/out").ok
-    (tmp_path / "out" / "latest" / "manifest.json").write_text(
-        (tmp_path / "out" / "latest" / "manifest.json").read_text().replace('"pack-sft"', '"train-tokenizer"')
-    )
+    edit_manifest(tmp_path / "out" / "latest", lambda fields: fields.update(flow="train-tokenizer"))
     with pytest.raises(InputError, match="tokenizer behind a URI cannot be validated") as caught:
         validate_path(f"local://{tmp_path}/out")
     assert caught.value.code == "remote_input"

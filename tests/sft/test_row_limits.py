@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import resolve
 from tasks.inputs.segments import cut
 from tasks.run.rejects import REJECTS
+from tasks.sft import screen
+from tasks.sft.chat import masks
+from tasks.sft.chat import tokenizer as tokenizers
+from tasks.sft.chat.dialects import Conversation
 from tasks.sft.chat.tokenizer import load_tokenizer
 from tasks.sft.chat.tokenizer_source import find_tokenizer
+from tasks.sft.screen import ScreenJob, screen_dataset
 from tasks.sft.tokenize import TokenizeJob, tokenize_part
 
 
@@ -39,9 +45,11 @@ class Fragile:
         return self._backend.encode_batch_fast(self._checked(texts), **options)
 
 
-def job_of(folder: Path, tokenizer_folder: Path, rows: list[Any], **changes: Any) -> TokenizeJob:
+def job_of(
+    folder: Path, tokenizer_folder: Path, rows: list[Any], template: str = "", **changes: Any
+) -> TokenizeJob:
     source = write_jsonl(folder / "chats.jsonl", rows)
-    tokenizer = TokenizerConfig(path=str(tokenizer_folder))
+    tokenizer = TokenizerConfig(path=str(tokenizer_folder), chat_template=template or None)
     [segment] = cut(resolve(str(source)), source.stat().st_size)
     return TokenizeJob(
         output_dir=str(folder / "out"),
@@ -53,6 +61,18 @@ def job_of(folder: Path, tokenizer_folder: Path, rows: list[Any], **changes: Any
         train_on=TrainOn.ASSISTANT,
         **changes,
     )
+
+
+class Counting:
+    """A tokenizer that notes how many characters it is given at once."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.most = 0
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.most = max(self.most, sum(map(len, texts)))
+        return self._backend.encode_batch_fast(texts, **options)
 
 
 def rejected(job: TokenizeJob) -> list[tuple[int, str]]:
@@ -86,6 +106,98 @@ def test_a_row_that_the_tokenizer_fails_on_costs_that_row_alone(
     ledger = tokenize_part(job).ledger
     assert rejected(job) == [(number, "tokenizer_failed") for number in (3, 4, 290)]
     assert (ledger.rows_in, ledger.rows_used) == (300, 297)
+
+
+def test_a_panic_of_the_real_tokenizer_costs_its_row(tmp_path: Path, small_tokenizer: Path) -> None:
+    folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
+    description = json.loads((folder / "tokenizer.json").read_text())
+    # Every `a` can be in one group or the next: the search tries all ways, up to a limit at which the code panics.
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    splits = {"type": "Sequence", "pretokenizers": [pattern, description["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps({**description, "pre_tokenizer": splits}))
+    rows = [chat("a" * (40 if number == 5 else 2) + "c", "b") for number in range(10)]
+    job = job_of(tmp_path, folder, rows)
+    ledger = tokenize_part(job).ledger
+    assert pq.read_table(job.folder / REJECTS).select(["row", "reason", "detail"]).to_pylist() == [
+        {
+            "row": 5,
+            "reason": "tokenizer_failed",
+            "detail": "the tokenizer panicked: Onig: Regex search error: retry-limit-in-match over",
+        }
+    ]
+    assert (ledger.rows_in, ledger.rows_used) == (10, 9)
+
+
+def test_a_row_of_many_samples_is_encoded_in_portions(
+    tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers, "_PORTION", 1000)
+    turns = [{"role": role, "content": "ab " * 100} for role in ("user", "assistant") * 20]
+    job = job_of(tmp_path, small_tokenizer, [{"messages": turns}] * 3)
+    tokenizer = load_tokenizer(job.source, job.tokenizer)
+    counting = Counting(tokenizer._backend)
+    monkeypatch.setattr(tokenizer, "_backend", counting)
+    portions = tokenize_part(job).statistics
+    assert 500 < counting.most <= 1000
+    monkeypatch.undo()
+    whole = tokenize_part(job_of(tmp_path, small_tokenizer, [{"messages": turns}] * 3)).statistics
+    assert portions == whole
+
+
+@pytest.mark.parametrize(("turns", "reason"), [(8, []), (40, ["row_too_large"])])
+def test_the_samples_of_a_row_are_bounded_together(
+    tmp_path: Path, small_tokenizer: Path, turns: int, reason: list[str]
+) -> None:
+    # A template that shortens earlier turns makes a sample of each, which holds all turns before it.
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.index0 > messages | length - 3 else "
+        "m.content[1:] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    row = {"messages": [{"role": role, "content": "ab " * 30} for role in ("user", "assistant") * turns]}
+    job = job_of(tmp_path, small_tokenizer, [row], template=template, max_row_bytes=11_000)
+    receipt = tokenize_part(job)
+    assert len(json.dumps(row)) < 11_000
+    assert receipt.statistics["sequences"] == (0 if reason else turns)
+    assert ([why for _, why in rejected(job)] if reason else []) == reason
+
+
+def test_the_renders_of_a_row_are_bounded_together(
+    tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "_ROW_BUDGET", 100_000)
+    rows = [
+        {"messages": [{"role": role, "content": "ab"} for role in ("user", "assistant") * turns]}
+        for turns in (2, 400)
+    ]
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    job = job_of(tmp_path, small_tokenizer, rows, template=template)
+    assert tokenize_part(job).ledger.rows_used == 1
+    assert rejected(job) == [(1, "template_budget")]
+
+
+def test_rows_over_the_limit_are_not_screened(
+    tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+
+    def count(tokenizer: object, conversation: Conversation, train_on: object) -> None:
+        rendered.append(len(conversation.messages[0]["content"]))
+
+    monkeypatch.setattr(screen, "check_rendering", count)
+    job = job_of(tmp_path, small_tokenizer, [chat("a" * size, "b") for size in (2000, 10)])
+    screened = ScreenJob(
+        output_dir=job.output_dir,
+        stage="fedcba9876543210",
+        files=tuple(resolve(job.dataset.path)),
+        dataset=job.dataset,
+        source=job.source,
+        tokenizer=job.tokenizer,
+        train_on=job.train_on,
+        max_row_bytes=1024,
+    )
+    statistics = screen_dataset(screened).statistics
+    assert rendered == [10]
+    assert (statistics["layout"]["files"], statistics["template"]["files"]) == (0, 0)
 
 
 def test_an_interrupt_is_an_interrupt(

@@ -12,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.errors import ConfigError
 from tasks.inputs.texts import template_source
+from tasks.run.rejects import RowRejected
 from tasks.sft.chat.budget import MAX_VALUE, weigh
 from tasks.sft.chat.template import ChatTemplate
 
@@ -112,3 +113,49 @@ def test_what_holds_itself_is_weighed() -> None:
     namespace = jinja2.utils.Namespace()
     namespace["self"] = namespace
     assert weigh([namespace]) > MAX_VALUE
+
+
+COUNTDOWNS = [
+    "{% macro a(n) %}{% if n > 1 %}{{ a(n - 1) }}{% endif %}x{% endmacro %}{{ a(N) }}",
+    "{% macro a(n) %}{{ caller() }}{% if n > 1 %}{% call a(n - 1) %}{% endcall %}{% endif %}x{% endmacro %}"
+    "{% call a(N - 1) %}{% endcall %}x",
+    "{% for m in [N - 1] recursive %}x{% if m > 0 %}{{ loop([m - 1]) }}{% endif %}{% endfor %}",
+    "{% set ns = namespace(n=N) %}{% block a scoped %}{% set ns.n = ns.n - 1 %}x"
+    "{% if ns.n >= 0 %}{{ self.a() }}{% endif %}{% endblock %}",
+]
+
+
+@pytest.mark.parametrize("source", COUNTDOWNS)
+def test_calls_within_calls_are_bounded_wherever_the_render_starts(source: str) -> None:
+    def rendered(calls: int, frames: int = 0) -> str:
+        if frames:
+            return rendered(calls, frames - 1)
+        return ChatTemplate(source.replace("N", str(calls)), {}).render([], None)
+
+    for frames in (0, 200):
+        assert rendered(60, frames).count("x") >= 60
+        for calls in (66, 1000):
+            with pytest.raises(RowRejected, match="recurses too deeply: at most 64 calls") as caught:
+                rendered(calls, frames)
+            assert caught.value.reason == "template_error"
+
+
+@pytest.mark.parametrize(
+    "nested", ["{{ " + "(" * 30_000, "{{ " + "[" * 30_000, "{{ 1" + " - 1" * 15_000 + " }}"]
+)
+def test_what_is_nested_too_deeply_does_not_compile(nested: str) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply") as caught:
+        ChatTemplate(nested, {})
+    assert caught.value.code == "bad_template"
+
+
+@pytest.mark.parametrize(
+    "constant",
+    ["9 ** (9 ** 9)", "'a' * 10 ** 10", "[1] * 10 ** 10", "'x' | center(10 ** 9)", "'%1000000000d' % 1"],
+)
+def test_constants_are_not_computed_when_a_template_compiles(constant: str) -> None:
+    template = ChatTemplate("{% if messages %}{{ " + constant + " }}{% endif %}", {})
+    assert template.render([], None) == ""
+    with pytest.raises(RowRejected) as caught:
+        template.render([{"role": "user", "content": "a"}], None)
+    assert caught.value.reason == "template_budget"

@@ -89,7 +89,8 @@ def test_padding_that_is_not_0_is_an_error_of_ours_and_a_warning_of_others(tmp_p
             array = np.load(shard / f"{name}.npy", mmap_mode="r+")
             array[1, 7] = 1
             array.flush()
-            assert faults(shard) == [(level, f"{shard}:1", "padding_is_0", 1)]
+            changed = ("error", f"{shard / name}.npy", "digest", 1)
+            assert faults(shard) == [(level, f"{shard}:1", "padding_is_0", 1), changed]
             array[1, 7] = 0
             array.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -263,11 +264,13 @@ class TestMemmap(Announced):
         assert sorted(file.name for file in path.iterdir()) == [
             "input_ids.npy", "loss_mask.npy", "manifest.json", "packed_len.npy", "seq_offsets.npy", "seq_starts.npy",
         ]  # fmt: skip
+        digests = {file.stem: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.glob("*.npy")}
         assert json.loads((path / "manifest.json").read_bytes()) == {
             "version": "1.0", "format": "memmap_padded_v1", "num_bins": 2, "pack_size": 4096, "row_width": 3,
             "dtype": "<i4", "loss_mask_dtype": "<u1", "index_dtype": "<u4", "bins_written": 2,
             "gristmill.format_version": "2", "gristmill.count": "runtime",
             "gristmill.tokenizer_sha256": "ab" * 32, "gristmill.vocabulary_size": "100",
+            **{f"gristmill.sha256.{name}": digest for name, digest in digests.items()},
         }  # fmt: skip
 
     def test_a_bin_longer_than_a_row_is_refused(self, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import os
 import subprocess
@@ -19,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import IntegrityError, MissingExtraError, StorageError
+from schemas.errors import IntegrityError, MissingExtraError, StorageError, WorkError
 from schemas.probes import RecordCompression
 from tasks.storage.atomic import AtomicFile, storage_errors
 
@@ -27,6 +28,8 @@ _MODULE = "array_record.python.array_record_module"
 _PROGRAM = Path(__file__).with_name("process.py")
 # Bytes that may wait between the two processes.
 _PIPE_BYTES = 1 << 20
+# Of ArrayRecord's own pool, each with its stack and heap: with 1.4 GB of address space it waited for ever.
+_THREADS, _STACK_BYTES = 64, 24 << 20
 
 
 def array_record_module() -> Any:
@@ -168,8 +171,10 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
     Raises:
         MissingExtraError: array_record is not installed.
         IntegrityError: `bad_arrayrecord`: the file cannot be opened.
+        WorkError: `memory_limit`: the process may not take the memory for the reader's threads.
     """
     module = array_record_module()
+    _check_memory()
     try:
         reader = module.ArrayRecordReader(str(path), options)
         # A file that cannot be opened raises nothing here.
@@ -186,6 +191,20 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
         yield reader
     finally:
         reader.close()
+
+
+@functools.cache
+def _check_memory() -> None:
+    """Refuse what the first reader of a process waits for without end, or crashes on: memory for its threads."""
+    try:
+        # Mapped, and as nobody writes to it, never taken.
+        del [np.empty(_STACK_BYTES, np.uint8) for _ in range(_THREADS)][:]
+    except MemoryError as error:
+        raise WorkError(
+            f"reading ArrayRecord needs {_THREADS * _STACK_BYTES >> 20} MB of address space for its threads, and the "
+            "system refuses them; raise the limit (ulimit -v, ulimit -d), then run again",
+            code="memory_limit",
+        ) from error
 
 
 def count_records(path: Path) -> int:

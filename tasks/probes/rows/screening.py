@@ -10,7 +10,7 @@ null_src_addr       has no source; `null_dst_addr` likewise
 bad_src_addr        has a source that is not an IPv4 or IPv6 address; `bad_dst_addr` likewise
 null_rtt            has no round trip time; a failed measurement has a negative one
 nan_rtt             has a round trip time that is not a number
-huge_rtt            took 2**32 microseconds or more
+huge_rtt            took 2**32 microseconds or more, or is negative infinity
 ip_version          has a version that is not the family of both addresses
 ==================  ============================================================================
 
@@ -75,8 +75,8 @@ def screen(rows: pa.RecordBatch, src_families: NDArray[np.int8], dst_families: N
         versions = np.where(unknown, family, versions)
     usable &= versions == family
     usable &= (times >= 0) & (times < _END_TIME_US)
-    # False for NaN. A negative value only says that the measurement failed.
-    usable &= rtts < np.float32(END_RTT_MS)
+    # False for NaN. A negative value only says that the measurement failed; infinity says nothing.
+    usable &= (rtts < np.float32(END_RTT_MS)) & (rtts > -np.inf)
     if version.null_count:
         filled = int((unknown & usable).sum())
     return Columns(times, src_codes, dst_codes, versions, rtts, usable, filled)
@@ -132,8 +132,8 @@ def why_not(
         return "null_rtt", "rtt is null; a failed measurement has a negative rtt"
     if rtt != rtt:
         return "nan_rtt", "rtt is NaN; a failed measurement has a negative rtt"
-    if rtt >= np.float32(END_RTT_MS):
-        return "huge_rtt", f"rtt is {rtt} ms, not below {END_RTT_MS:.0f}"
+    if rtt >= np.float32(END_RTT_MS) or rtt == -np.inf:
+        return "huge_rtt", f"rtt is {rtt} ms, not a finite number below {END_RTT_MS:.0f}"
     stated = "null" if version is None else "not 4 or 6" if version not in (4, 6) else str(version)
     return "ip_version", f"ip_version is {stated}, src_addr is IPv{families[0]}, dst_addr is IPv{families[1]}"
 

@@ -22,6 +22,8 @@ UNIT_BUDGET = 24_000_000
 # Bytes, roughly: characters of ASCII text, four a character of other text, 16 an entry of a list or dict.
 MAX_VALUE = 16_000_000
 _MAX_BITS = 2048
+# Calls within calls. Python's own limit, 200 of them, depends on its version and on who calls the template.
+MAX_DEPTH = 64
 _ENTRY = 16
 # A short text of its own, and its place in a list.
 _TEXT_ITEM = 64
@@ -75,10 +77,11 @@ class Stream:
 class Budget:
     """What is left to one render. Compiled templates call its methods; see `sandbox.py`."""
 
-    __slots__ = ("left",)
+    __slots__ = ("depth", "left")
 
     def __init__(self) -> None:
         self.left = UNIT_BUDGET
+        self.depth = 0
 
     def charge(self, units: int) -> None:
         """Take units away.
@@ -91,6 +94,16 @@ class Budget:
             raise TemplateBudgetError(
                 f"the template took more than {UNIT_BUDGET:,} steps; does it loop for ever?"
             )
+
+    def enter(self) -> None:
+        """Begin a call of something that the template defines; whoever calls takes it from `depth` again.
+
+        Raises:
+            RecursionError: it is the 65th call within a call.
+        """
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RecursionError
 
     def make(self, size: int) -> None:
         """Charge for a value of this size before it is made.

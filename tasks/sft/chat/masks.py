@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from schemas.sft import TrainOn
+from schemas.sft import MAX_ROW_BYTES, TrainOn
 from tasks.run.rejects import RowRejected
+from tasks.sft.chat.budget import UNIT_BUDGET, Budget
 from tasks.sft.chat.dialects import Conversation
 from tasks.sft.chat.escape import literal_index
 from tasks.sft.chat.flags import without_flags
@@ -27,6 +28,12 @@ from tasks.sft.chat.template import GENERATION_CLOSE, GENERATION_OPEN, ChatTempl
 _MARKS = re.compile(f"([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 _PRIVATE = re.compile("([\U00100000-\U0010fffb])")
 _PROBE = "gristmillprobe"
+# For all renders of a conversation: those of 100 answers in 1 MB take half of it.
+_ROW_BUDGET = 10 * UNIT_BUDGET
+# Its samples may have so many characters for each byte that a row may have.
+_GROWTH = 8
+# An answer's text is between the renders before and after it; older ones are not needed again.
+_KEPT_RENDERS = 4
 
 
 class Piece(NamedTuple):
@@ -48,7 +55,11 @@ Sample = list[Piece]
 
 
 def samples(
-    template: ChatTemplate, conversation: Conversation, train_on: TrainOn, literals: list[str]
+    template: ChatTemplate,
+    conversation: Conversation,
+    train_on: TrainOn,
+    literals: list[str],
+    max_row_bytes: int = MAX_ROW_BYTES,
 ) -> list[Sample]:
     """Return the training samples of a conversation: usually one, or one per user turn if the template forces it.
 
@@ -57,10 +68,11 @@ def samples(
         conversation: escaped messages and tools.
         train_on: which tokens carry loss.
         literals: what the stand-ins in the messages stand for.
+        max_row_bytes: eight times as many characters is the most that the samples may have together.
 
     Raises:
-        RowRejected: `bad_train`, `bad_weight`, `template_error`, `mask_unresolved`, or `no_trained_token` if there
-            is nothing to train.
+        RowRejected: `bad_train`, `bad_weight`, `template_error`, `template_budget`, `mask_unresolved`,
+            `row_too_large`, or `no_trained_token` if there is nothing to train.
     """
     messages, flags = without_flags(conversation.messages)
     wanted = wanted_messages(messages, flags, train_on)
@@ -69,8 +81,16 @@ def samples(
             "no_trained_token", "every assistant message is excluded by train: false or weight: 0"
         )
     render = _Renderer(template, messages, conversation.tools)
-    found = []
+    found: list[Sample] = []
+    characters = 0
     for text, spans in _trained_spans(render, wanted, flags, train_on):
+        characters += len(text)
+        if characters > _GROWTH * max_row_bytes:
+            raise RowRejected(
+                "row_too_large",
+                f"the {len(found) + 1} first samples of the conversation have {characters:,} characters; "
+                f"{_GROWTH} times max_row_bytes is {_GROWTH * max_row_bytes:,}",
+            )
         found.append(list(_pieces(text, spans, literals)))
     return found
 
@@ -85,18 +105,34 @@ def wanted_messages(messages: list[Message], flags: list[bool], train_on: TrainO
 
 
 class _Renderer:
-    """Renders prefixes of one conversation, each at most once."""
+    """Renders prefixes of one conversation, all of them within one budget."""
 
     def __init__(self, template: ChatTemplate, messages: list[Message], tools: list[Any] | None) -> None:
         self.template = template
         self.messages = messages
         self.tools = tools
         self._texts: dict[tuple[int, bool], str] = {}
+        self._left = _ROW_BUDGET
+
+    def render(self, messages: list[Message], *, prompt: bool = False) -> str:
+        if self._left < 0:
+            raise RowRejected(
+                "template_budget",
+                f"rendering the start of the conversation up to each answer took more than {_ROW_BUDGET:,} steps; "
+                "a template with {% generation %} blocks needs one render",
+            )
+        budget = Budget()
+        try:
+            return self.template.render(messages, self.tools, prompt=prompt, budget=budget)
+        finally:
+            self._left -= UNIT_BUDGET - budget.left
 
     def marked(self, count: int, *, prompt: bool = False) -> str:
         key = (count, prompt)
         if key not in self._texts:
-            self._texts[key] = self.template.render(self.messages[:count], self.tools, prompt=prompt)
+            if len(self._texts) == _KEPT_RENDERS:
+                del self._texts[next(iter(self._texts))]
+            self._texts[key] = self.render(self.messages[:count], prompt=prompt)
         return self._texts[key]
 
     def text(self, count: int, *, prompt: bool = False) -> str:
@@ -210,7 +246,7 @@ def _span_start(render: _Renderer, position: int, upto: str) -> int | None:
     # Some templates prompt with more than they print later ("<think>"): find the header with a probe instead.
     probe = {"role": render.messages[position]["role"], "content": _PROBE}
     try:
-        probed = render.template.render([*render.messages[:position], probe], render.tools)
+        probed = render.render([*render.messages[:position], probe])
     except RowRejected:
         return None
     header, found, _ = _MARKS.sub("", probed).rpartition(_PROBE)

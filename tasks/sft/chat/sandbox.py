@@ -104,7 +104,12 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
             __context.parent[BUDGET].shorten(__obj.__self__, args)
             return __obj(*args)
         if isinstance(__obj, _OWN):
-            return super().call(__context, __obj, *args, **kwargs)
+            budget = __context.parent[BUDGET]
+            budget.enter()
+            called = super().call(__context, __obj, *args, **kwargs)
+            # An exception ends the render, so there is no `finally`.
+            budget.depth -= 1
+            return called
         method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", __obj)
         receiver = getattr(method, "__self__", None)
         values = args if receiver is None or isinstance(receiver, type) else (receiver, *args)

@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 
 from schemas.errors import ConfigError
 from tasks.run.rejects import RowRejected
-from tasks.sft.chat.budget import Budget, TemplateBudgetError
+from tasks.sft.chat.budget import MAX_DEPTH, Budget, TemplateBudgetError
 from tasks.sft.chat.sandbox import BUDGET, SandboxedTemplates
 
 # We reserve supplementary private use area B inside rendered text; content with such a character is escaped
@@ -116,6 +116,13 @@ class ChatTemplate:
             self.mentions_messages = "messages" in meta.find_undeclared_variables(tree)
             # Every render copies the globals; copying jinja2's chain of maps took a third of the render.
             self._template.globals = dict(self._template.globals)
+        except RecursionError as error:
+            raise ConfigError(
+                "the chat template does not compile: brackets, operators or blocks are nested too deeply, or "
+                "there are too many in one expression; split it up with {% set %}",
+                code="bad_template",
+                where="tokenizer.chat_template",
+            ) from error
         except Exception as error:
             # Besides Jinja's own errors: `{% break %}` outside a loop is Python's SyntaxError.
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -130,20 +137,28 @@ class ChatTemplate:
                  *tree.find_all((nodes.Macro, nodes.CallBlock)))  # fmt: skip
         self.one_block_a_message = _generation_blocks(tree) == 1 and not any(map(_generation_blocks, inner))
 
-    def render(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        *,
+        prompt: bool = False,
+        budget: Budget | None = None,
+    ) -> str:
         """Render the conversation as text, including generation marks.
 
         Args:
             messages: role/content dicts of plain JSON values.
             tools: tool schemas, or `None`.
             prompt: end with the header that prompts for the assistant's answer.
+            budget: what the render may use up; `None` for a new one.
 
         Raises:
             RowRejected: `template_error`, with the error of the template; `template_budget`, it took too many steps
                 or too much memory.
         """
+        budget = budget or Budget()
         try:
-            budget = Budget()
             context = self._template.new_context(
                 {
                     "messages": [_with_reasoning(message) for message in messages],
@@ -158,7 +173,12 @@ class ChatTemplate:
         except TemplateBudgetError as error:
             raise RowRejected("template_budget", str(error)) from None
         except RecursionError:
-            raise RowRejected("template_error", "the template recurses too deeply") from None
+            # From `Budget.enter`, or from Python: templates can nest blocks in what they call.
+            raise RowRejected(
+                "template_error",
+                f"the template recurses too deeply: at most {MAX_DEPTH} calls of macros, loops and blocks may be "
+                "within each other",
+            ) from None
         except Exception as error:
             # A template is third-party code and may raise anything: KeyError, TypeError, its own exception.
             raise RowRejected("template_error", f"{type(error).__name__}: {error}"[:500]) from None

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,14 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, IntegrityError, MissingExtraError
 from schemas.sft import TokenizerConfig
+from tasks.inputs.native import panics_are_errors
 from tasks.sft.chat.escape import Escaper
 from tasks.sft.chat.masks import Piece
 from tasks.sft.chat.template import ChatTemplate
 from tasks.sft.chat.tokenizer_source import TokenizerSource
+
+# Characters that are encoded at once: what the tokenizer returns has 180 bytes for each.
+_PORTION = 1 << 20
 
 
 class TokenizerFailed(Exception):  # noqa: N818 - a reason for a row, not an error of the run
@@ -84,29 +88,30 @@ class ChatTokenizer:
             IntegrityError: a special token's text encodes to that token even as plain text.
             TokenizerFailed: native code failed on one of the texts.
         """
-        # One call for the pieces of all samples: per-call overhead would dominate short messages.
         pieces = [piece for sample in samples for piece in sample]
-        ids = self._encode_pieces(samples, pieces)
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        arrays = [*map(_flat, self._ids(samples, pieces))]
+        tokens = np.concatenate([tokens for tokens, _ in arrays])
+        lengths = np.concatenate([lengths for _, lengths in arrays])
         flags = np.fromiter((piece.trained for piece in pieces), dtype=np.uint8, count=len(pieces))
-        tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         # Flat arrays from here on: samples are recovered from cumulative piece lengths, without a loop over tokens.
         per_sample = np.fromiter(map(len, samples), dtype=np.int64, count=len(samples))
         bounds = np.concatenate(([0], np.cumsum(per_sample)))
         ends = np.concatenate(([0], np.cumsum(lengths)))[bounds]
         return Encoded(tokens, np.repeat(flags, lengths), np.diff(ends))
 
-    def _encode_pieces(self, samples: Sequence[Sequence[Piece]], pieces: list[Piece]) -> list[list[int]]:
+    def _ids(self, samples: Sequence[Sequence[Piece]], pieces: list[Piece]) -> Iterator[list[list[int]]]:
+        """Yield the ids of all pieces, in lists of pieces."""
         if not self._adds_prefix and not any(piece.literal for piece in pieces):
-            return [e.ids for e in _native(self._backend.encode_batch_fast, _texts(pieces))]
-        ids: list[list[int]] = []
+            # One call for many pieces: per-call overhead would dominate short messages.
+            for texts in _portions(pieces):
+                yield [e.ids for e in _native(self._backend.encode_batch_fast, texts)]
+            return
         for sample in samples:
             for position, piece in enumerate(sample):
                 guarded = (
                     self._adds_prefix and position > 0 and not self._ends_with_added(sample[position - 1])
                 )
-                ids.append(self._encode_one(piece, guarded))
-        return ids
+                yield [self._encode_one(piece, guarded)]
 
     def _encode_one(self, piece: Piece, guarded: bool) -> list[int]:
         backend = self._without_added_tokens() if piece.literal else self._backend
@@ -145,18 +150,29 @@ _LOADING = threading.Lock()
 
 def _native(encode: Callable[..., Any], text: Any) -> Any:
     try:
-        return encode(text, add_special_tokens=False)
+        with panics_are_errors():
+            return encode(text, add_special_tokens=False)
     except Exception as error:
         raise TokenizerFailed(str(error)) from error
-    except BaseException as error:
-        # A panic in Rust is no `Exception`, and its class cannot be imported; anything else is a real interrupt.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerFailed(f"the tokenizer panicked: {error}") from None
 
 
-def _texts(pieces: list[Piece]) -> list[str]:
-    return [piece.text for piece in pieces]
+def _portions(pieces: list[Piece]) -> Iterator[list[str]]:
+    """Yield the texts of the pieces, one or up to `_PORTION` characters at a time."""
+    texts: list[str] = []
+    characters = 0
+    for piece in pieces:
+        characters += len(piece.text)
+        if texts and characters > _PORTION:
+            yield texts
+            texts, characters = [], len(piece.text)
+        texts.append(piece.text)
+    yield texts
+
+
+def _flat(ids: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+    tokens = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
+    return tokens, lengths
 
 
 @functools.lru_cache(maxsize=4)
@@ -169,7 +185,8 @@ def _load(folder: str) -> Any:
     except ImportError:
         raise MissingExtraError.of("transformers", "sft", "pack-sft") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with panics_are_errors():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(
             f"transformers cannot load this tokenizer: {error}", code="bad_tokenizer", where="tokenizer.path"

@@ -1,7 +1,7 @@
 """The token spool of a part: its sequences in the order of their positions (see `tasks.spool` for the file).
 
 An item is a token and its flag in one number: `token | trained << 31`. Equal conversations of a part share their
-items. The spool depends on neither the seed nor the splits, the pack size or anything later: changing those reuses it.
+items. The spool depends on neither the seed nor the splits, the pack size nor anything later: they change without it.
 """
 
 from __future__ import annotations

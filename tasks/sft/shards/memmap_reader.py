@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.sft import StorageFormat
+from schemas.sft import METADATA_SHA256, StorageFormat
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
 from tasks.storage.arrays import map_array
 from tasks.storage.npy_header import read_npy_header
-from tasks.storage.reading import open_binary, read_bytes
+from tasks.storage.reading import open_binary, read_bytes, sha256_of_file
 
 _MAX_MANIFEST = 1 << 20
 
@@ -107,6 +107,14 @@ class MemmapShard(Opened):
             if any(array[row, length:].any() for array in arrays)
         ]
         return np.array(unclean, np.int64)
+
+    def digests(self) -> Iterator[tuple[Path, str, str]]:
+        """See `Shard.digests`."""
+        stated = self.manifest.other_keys()
+        for name in self.manifest.arrays():
+            if f"{METADATA_SHA256}.{name}" in stated:
+                path = self.path / f"{name}.npy"
+                yield path, str(stated[f"{METADATA_SHA256}.{name}"]), sha256_of_file(path)
 
     def longest_bin(self) -> int:
         """See `Shard.longest_bin`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import WorkError
 from schemas.run import FileRecord
-from schemas.sft import StorageFormat
+from schemas.sft import METADATA_SHA256, StorageFormat
 from schemas.sft_memmap import MEMMAP_MANIFEST, MemmapManifest
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
@@ -117,6 +117,8 @@ class MemmapShardWriter(CountedWriter):
             self._files[name].write(values)
         for file in self._files.values():
             file.commit()
+        digests = {f"{METADATA_SHA256}.{name}": file.sha256() for name, file in self._files.items()}
+        self._manifest = self._manifest.model_copy(update=digests)
         with self._folder.new_file(MEMMAP_MANIFEST) as manifest:
             manifest.write(self._manifest.model_dump_json(indent=2).encode() + b"\n")
         self._folder.commit()

@@ -5,6 +5,7 @@ Metadata follow the pickle, where `numpy.load` stops reading: a marker, then JSO
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.sft import StorageFormat
+from schemas.sft import METADATA_SHA256, StorageFormat
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.invariants import RawBins
 from tasks.sft.shards.npy_pickle import (
@@ -97,13 +98,24 @@ class NpyShard(Opened):
         return len(self._index[0])
 
     @cached_property
-    def metadata(self) -> ShardMetadata:
+    def _keys(self) -> dict[str, str]:
         rest = self._data[self._index[1] : self._index[1] + _MAX_TRAILER]
         if not rest.startswith(TRAILER):
-            return ShardMetadata()
+            return {}
+        keys = json.loads(rest[len(TRAILER) :])
+        return {str(key): str(value) for key, value in keys.items()}
+
+    def digests(self) -> Iterator[tuple[Path, str, str]]:
+        """See `Shard.digests`."""
+        if METADATA_SHA256 in self._keys:
+            with memoryview(self._data)[: self._index[1]] as content:
+                found = hashlib.sha256(content).hexdigest()
+            yield self.path, self._keys[METADATA_SHA256], found
+
+    @cached_property
+    def metadata(self) -> ShardMetadata:
         try:
-            keys = json.loads(rest[len(TRAILER) :])
-            return ShardMetadata.parse({str(key): str(value) for key, value in keys.items()})
+            return ShardMetadata.parse(self._keys)
         except (ValueError, AttributeError) as error:
             detail = f"the file's metadata is not readable: {error}"
             raise BadShardError.of(self.path, ("metadata", detail)) from error

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
-from schemas.sft import StorageFormat
+from schemas.sft import METADATA_SHA256, StorageFormat
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.shards.bin_writer import CountedWriter
 from tasks.sft.shards.bins import Bins
@@ -72,7 +72,9 @@ class NpyShardWriter(CountedWriter):
         self._file.write(b"".join(pieces))
 
     def _commit(self) -> dict[str, Any]:
-        self._file.write(_END + TRAILER + json.dumps(self._metadata.keys()).encode() + b"\n")
+        self._file.write(_END)
+        keys = {**self._metadata.keys(), METADATA_SHA256: self._file.sha256()}
+        self._file.write(TRAILER + json.dumps(keys).encode() + b"\n")
         self._file.commit()
         return {}
 

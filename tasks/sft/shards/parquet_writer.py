@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
@@ -22,6 +21,7 @@ from tasks.sft.shards.bin_writer import BinWriter
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.storage.atomic import AtomicFile
+from tasks.storage.parquet import parquet_writer
 
 PACKED_FIELDS = {
     "input_ids": pa.list_(pa.int32()),
@@ -51,8 +51,8 @@ class ParquetShardWriter(BinWriter):
         self._compression = storage.compression.value
         self._file = AtomicFile(path)
         has_level = storage.compression in (Compression.ZSTD, Compression.GZIP)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._file, mode="w"),
+        self._writer = parquet_writer(
+            self._file,
             self._schema,
             compression=self._compression,
             compression_level=storage.compression_level if has_level else None,

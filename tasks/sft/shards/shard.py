@@ -129,6 +129,10 @@ class Shard(Protocol):
         """Yield bins `[first, end)` in order, at most `rows` at a time, as stored and unchecked."""
         ...
 
+    def digests(self) -> Iterator[tuple[Path, str, str]]:
+        """Yield the path, the stated and the real digest of what the shard states one for; this reads all of it."""
+        ...
+
     def close(self) -> None:
         """Close the file; the next access opens it again."""
         ...
@@ -145,6 +149,10 @@ class Opened:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def digests(self) -> Iterator[tuple[Path, str, str]]:
+        """See `Shard.digests`; Parquet has checksums of its own."""
+        return iter(())
 
     def close(self) -> None:
         """Drop all cached properties; the next access opens the shard again."""

@@ -7,7 +7,7 @@ padding that is not 0, is only a warning.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +22,11 @@ from tasks.sft.shards.shard import BadShardError, Shard
 
 
 def validate_shards(
-    paths: Sequence[Path | str], kind: str, where: str, workers: int | None = None
+    paths: Sequence[Path | str],
+    kind: str,
+    where: str,
+    workers: int | None = None,
+    check_digests: bool = True,
 ) -> Verdict:
     """Validate several packed shards at the same time.
 
@@ -31,9 +35,10 @@ def validate_shards(
         kind: `file`, `folder` or `run`, for the verdict.
         where: the location the user named, for the verdict.
         workers: shards read at the same time; by default the number of cores.
+        check_digests: compare the digests that memmap and npy shards state; the manifest of a run has them, too.
     """
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        results = list(pool.map(validate_shard, paths))
+        results = list(pool.map(lambda path: validate_shard(path, check_digests), paths))
     counts: dict[str, int] = {"files": len(paths)}
     faults: list[Fault] = []
     for verdict in results:
@@ -48,7 +53,7 @@ def validate_shards(
     return Verdict(path=where, kind=kind, counts=counts, faults=tuple(faults))
 
 
-def validate_shard(path: Path | str) -> Verdict:
+def validate_shard(path: Path | str, check_digests: bool = True) -> Verdict:
     """Validate one packed shard.
 
     Counts in the verdict: `bins`, `sequences`, `tokens`, `trained_tokens`, and `pack_size` if the file states it.
@@ -56,10 +61,20 @@ def validate_shard(path: Path | str) -> Verdict:
     name = str(path)
     try:
         with open_shard(path) as shard:
-            return _check_rows(shard, name)
+            verdict = _check_rows(shard, name)
+            return verdict.model_copy(
+                update={"faults": verdict.faults + tuple(_changed(shard) if check_digests else ())}
+            )
     except BadShardError as error:
         faults = tuple(Fault(where=error.where, rule=rule, detail=detail) for rule, detail in error.findings)
         return Verdict(path=name, kind="file", faults=faults)
+
+
+def _changed(shard: Shard) -> Iterator[Fault]:
+    for path, stated, found in shard.digests():
+        if stated != found:
+            detail = f"the shard says it was written with SHA-256 {stated}, found {found}; fetch it again"
+            yield Fault(where=str(path), rule="digest", detail=detail)
 
 
 def _check_rows(shard: Shard, name: str) -> Verdict:
