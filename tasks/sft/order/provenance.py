@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.run import FileRecord
 from tasks.packing.arrays import lengths_to_offsets
 from tasks.sft.order.fit import Pieces
 from tasks.storage.atomic import AtomicFile
+from tasks.storage.parquet import parquet_writer
 
 
 class Placed(Protocol):
@@ -67,8 +67,8 @@ def write_provenance(
             "skipped": pieces.skipped[plan.items].astype(np.int32),
         }
     )
-    with AtomicFile(path) as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=1 << 16, write_statistics=True)
+    with AtomicFile(path) as file, parquet_writer(file, table.schema, compression="zstd") as writer:
+        writer.write_table(table, row_group_size=1 << 16)
     return file.record(root)
 
 
