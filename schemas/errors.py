@@ -20,12 +20,12 @@ import errno
 import re
 from typing import Any
 
-# `user:password@` after a scheme, which `Path` leaves one slash; a password may contain `/` and `@`. Digits up to a
-# slash are a port. A user alone is a secret only on the web: object stores write `container@account`.
-_SECRETS = (
-    re.compile(r"(?i)\b([a-z][a-z0-9+.-]*:/{1,2})[^/:@\s]*:(?!\d+(?:[/?#\s]|$))\S*@"),
-    re.compile(r"(?i)\b(https?:/{1,2})[^/:@\s]+@"),
-)
+# What may precede the last `@` of a word: `user:password` after a scheme, which `Path` leaves one slash; a password may
+# contain `/` and `@`. Digits up to a slash are a port. The length of a scheme bounds the time for a text without one.
+_PASSWORD = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,30}:/{1,2})[^/:@]*:(?!\d+[/?#])")
+# A user alone is a secret only on the web: object stores write `container@account`.
+_USER = re.compile(r"(?i)\b(https?:/{1,2})[^/:@]+@")
+_SPACES = re.compile(r"(\s+)")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -53,10 +53,17 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("no server at http://user:secret@127.0.0.1:4200/api; start it")
     'no server at http://***@127.0.0.1:4200/api; start it'
     """
-    if "@" in text:
-        for secret in _SECRETS:
-            text = secret.sub(r"\1***@", text)
-    return text
+    if "@" not in text:
+        return text
+    return "".join(_without_secret(word) if "@" in word else word for word in _SPACES.split(text))
+
+
+def _without_secret(word: str) -> str:
+    end = word.rindex("@") + 1
+    found = _PASSWORD.search(word, 0, end)
+    if found:
+        word = f"{word[: found.end(1)]}***@{word[end:]}"
+    return _USER.sub(r"\1***@", word)
 
 
 def _on_one_line(text: str) -> str:

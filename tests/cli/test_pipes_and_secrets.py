@@ -50,6 +50,13 @@ def test_what_is_no_password_is_shown(text: str) -> None:
     assert without_secrets(text) == text
 
 
+@pytest.mark.parametrize("piece", ["a.", "a://b:", "https://a", "a", "a:/", "a:1"])
+def test_a_long_text_takes_no_longer(piece: str) -> None:
+    """Searched from each place to the end, a megabyte would take an hour."""
+    text = f"@ {piece * (2**20 // len(piece))}"
+    assert without_secrets(text) == text
+
+
 FIELDS = {
     "pack-sft": ["datasets[0].path", "tokenizer.path", "tokenizer.chat_template", "output_dir"],
     "sample-corpus": ["datasets.web.source", "output_dir"],
