@@ -410,7 +410,7 @@ class FlowContract(Workload):
             [fault] = _errors(tmp_path / "out", full)
             assert (fault.rule, fault.where) == ("unlisted_file", str(folder / "deep/train-99999.parquet"))
 
-    def test_a_run_of_an_earlier_version_has_no_digest_of_its_own(self, source: Path, tmp_path: Path) -> None:
+    def test_a_manifest_without_a_digest_is_of_an_earlier_version_and_proves_nothing(self, source: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         manifest, _ = self.mill(source, out)
         old = manifest.model_dump(exclude={"notes", "manifest_sha256"}, mode="json") | {"format": 1}
@@ -419,8 +419,11 @@ class FlowContract(Workload):
         assert not _errors(out)
         told = [fault.detail for fault in validate_path(out).faults]
         assert any("no digest of its own, published by an earlier version" in detail for detail in told)
-        found = completed_run(out, manifest.run_hash, Verify.SHA256)
-        assert found is not None and not found.is_proven and found.outputs == manifest.outputs
+        # No earlier version made a run of this hash: someone took the digest out.
+        assert completed_run(out, manifest.run_hash, Verify.SIZE) is None
+        again, _ = self.mill(source, out)
+        assert completed_run(out, manifest.run_hash, Verify.SHA256) == again and again.is_proven
+        assert again.outputs == manifest.outputs
 
     # History and pruning.
 
