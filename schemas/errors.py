@@ -20,8 +20,8 @@ import errno
 import re
 from typing import Any
 
-# What may precede the last `@` of a word: `user:password` after a scheme, which `Path` leaves one slash; a password may
-# contain `/` and `@`. Digits up to a slash are a port. The length of a scheme bounds the time for a text without one.
+# What may precede the last `@` of a word: `user:password` after a scheme, which `Path` leaves one slash; a password
+# may contain `/` and `@`. Digits up to a slash are a port. Schemes of any length would take time that is quadratic.
 _PASSWORD = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,30}:/{1,2})[^/:@]*:(?!\d+[/?#])")
 # A user alone is a secret only on the web: object stores write `container@account`.
 _USER = re.compile(r"(?i)\b(https?:/{1,2})[^/:@]+@")

@@ -410,7 +410,9 @@ class FlowContract(Workload):
             [fault] = _errors(tmp_path / "out", full)
             assert (fault.rule, fault.where) == ("unlisted_file", str(folder / "deep/train-99999.parquet"))
 
-    def test_a_manifest_without_a_digest_is_of_an_earlier_version_and_proves_nothing(self, source: Path, tmp_path: Path) -> None:
+    def test_a_manifest_without_a_digest_is_of_an_earlier_version_and_proves_nothing(
+        self, source: Path, tmp_path: Path
+    ) -> None:
         out = tmp_path / "out"
         manifest, _ = self.mill(source, out)
         old = manifest.model_dump(exclude={"notes", "manifest_sha256"}, mode="json") | {"format": 1}
