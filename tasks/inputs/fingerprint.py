@@ -17,7 +17,7 @@ from pathlib import Path
 
 from schemas.errors import InputError
 from tasks.storage.atomic import write_file
-from tasks.storage.reading import read_bytes, sha256_of_file, status
+from tasks.storage.reading import parse_json, read_bytes, sha256_of_file, status
 
 _SETTLED_NS = 2_000_000_000
 
@@ -59,7 +59,7 @@ class Fingerprints:
         self._seen: dict[Path, list[int]] = {}
         self._dirty = False
         with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(read_bytes(memo))
+            loaded = parse_json(read_bytes(memo))
             if isinstance(loaded, dict):
                 self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import mmap
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 LocalPath = str | os.PathLike[str]
 
@@ -71,6 +72,18 @@ def read_text(path: LocalPath) -> str:
     """Read a UTF-8 file, with `\\n` at the end of each line."""
     with open(path, encoding="utf-8", opener=open_regular) as file:
         return file.read()
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON that anyone may have written.
+
+    Raises:
+        ValueError: it is not JSON, or its arrays and objects are nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sha256_of_file(path: LocalPath) -> str:

@@ -399,6 +399,22 @@ class FlowContract(Workload):
         newer, _ = self.mill(source, out, **self.change({}))
         assert not _errors(out) and newer.run_hash != manifest.run_hash
 
+    def test_json_that_is_nested_too_deeply_is_damage(self, source: Path, tmp_path: Path) -> None:
+        out, deep = tmp_path / "out", b"[" * 100_000
+        manifest, _ = self.mill(source, out)
+        run = out / RUNS / manifest.run_hash
+        documents = [record.path for record in manifest.outputs if record.path.endswith(".json")]
+        for path in (out / STAGES / FINGERPRINTS, *(run / name for name in (MANIFEST, CONFIG, *documents))):
+            path.unlink(missing_ok=True)
+            path.write_bytes(deep)
+            assert path.parent.name == STAGES or _errors(out)
+            self.mill(source, out)
+            assert not _errors(out)
+        (out / MARKER).write_bytes(deep)
+        with pytest.raises(ConfigError) as caught:
+            self.mill(source, out)
+        assert (caught.value.code, caught.value.where) == ("foreign_output", str(out / MARKER))
+
     def test_a_file_that_the_manifest_does_not_name_is_found(self, source: Path, tmp_path: Path) -> None:
         manifest, _ = self.mill(source, tmp_path / "out")
         folder = tmp_path / "out" / RUNS / manifest.run_hash
