@@ -9,6 +9,7 @@ A kill leaves nothing that looks complete: a run loses its manifest first, a sta
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
+from tasks.run.elsewhere import SUFFIX, read_elsewhere
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.manifest import read_manifest
 from tasks.run.publish import publishing
@@ -50,7 +52,7 @@ class Unneeded:
     Attributes:
         runs: run folders, complete or not.
         stages: stage folders.
-        spills: files outside that links in the stages point to.
+        spills: files outside that the stages record, see `tasks.run.elsewhere`.
         leftovers: temporary files that a killed writer left in what is kept, where nobody writes any more.
         freed_bytes: what their removal frees; a file that a needed run also links to frees nothing.
     """
@@ -171,12 +173,23 @@ def _changed_s(path: Path) -> float:
 
 
 def _spills(stage: Path) -> Iterator[Path]:
-    """Find files in a spill folder, where they have the same relative paths as their links here."""
+    """Find files in a spill folder, where they have the same relative paths as their records here."""
     for path in entries(stage):
-        if (link := link_target(path)) is not None:
-            target = Path(link)
-            if target.parts[-3:] == (STAGES, stage.name, path.name):
-                yield target
+        target = _recorded(path)
+        if target is not None and target.parts[-3:] == (STAGES, stage.name, path.name.removesuffix(SUFFIX)):
+            for folder in (target.parent.parent, target.parent):
+                refuse_link(folder)
+            yield target
+
+
+def _recorded(path: Path) -> Path | None:
+    # Earlier versions made symbolic links.
+    if (link := link_target(path)) is not None:
+        return Path(link)
+    if path.suffix == SUFFIX:
+        with contextlib.suppress(OSError, IntegrityError):
+            return Path(read_elsewhere(path).path)
+    return None
 
 
 def _freed_bytes(folders: list[Path], spills: tuple[Path, ...]) -> int:

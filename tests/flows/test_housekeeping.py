@@ -148,10 +148,23 @@ def test_spilled_files_go_with_their_stage_and_nothing_else_does(tmp_path: Path)
     other.write_text("mine")
     [stage] = {path.parent.name for path in spilled}
     (out / "stages" / stage / "link").symlink_to(other)
+    # As earlier versions recorded spilled files; and what names files that are not the stage's.
+    linked = spill / "stages" / stage / "run-000009.spill"
+    linked.write_text("")
+    (out / "stages" / stage / linked.name).symlink_to(linked)
+    for name, content in (
+        ("mine.txt.elsewhere", json.dumps({"path": str(other), "bytes": 4, "sha256": "0" * 64})),
+        ("torn.elsewhere", "{"),
+    ):
+        (out / "stages" / stage / name).write_text(content)
+    assert set(find_unneeded(out, 1, 0, time.time() + 1).spills) == set()
     (out / "latest").unlink()
     (out / "runs" / manifest.run_hash / "manifest.json").unlink()
-    remove(out, find_unneeded(out, 0, 0, time.time() + 1))
-    assert not any(path.exists() for path in spilled)
+    unneeded = find_unneeded(out, 0, 0, time.time() + 1)
+    assert unneeded.spills == (*spilled, linked)
+    assert unneeded.freed_bytes >= sum(path.stat().st_size for path in spilled)
+    remove(out, unneeded)
+    assert not any(path.exists() for path in (*spilled, linked))
     assert other.read_text() == "mine" and stages(out) == set()
 
 
