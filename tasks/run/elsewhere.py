@@ -1,8 +1,8 @@
 """Record a file of a stage that lies outside the output folder, in a small file in its place.
 
 `{name}.elsewhere` is the JSON of a `FileRecord` whose path is absolute. It is an output of its task like any other,
-with size and digest in the receipt; whoever checks it also checks the file it names. Unlike a symbolic link, nothing is
-written through it.
+with size and digest in the receipt; whoever checks it also checks the file it names. Nothing is written
+through it, as would be through a symbolic link.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ def test_a_stage_that_a_run_uses_again_is_young(tmp_path: Path, small_tokenizer:
     out = tmp_path / "out"
     run_hash = pack(tmp_path, small_tokenizer, 128)
     (out / "runs" / run_hash / "manifest.json").unlink()
+    (out / "latest").unlink()
     age(out, 10)
     assert set(stages(out)) == {path.name for path in find_unneeded(out, 1, DAY_S, time.time()).stages}
     pack(tmp_path, small_tokenizer, 128)
@@ -166,6 +167,23 @@ def test_spilled_files_go_with_their_stage_and_nothing_else_does(tmp_path: Path)
     remove(out, unneeded)
     assert not any(path.exists() for path in (*spilled, linked))
     assert other.read_text() == "mine" and stages(out) == set()
+
+
+def test_a_damaged_run_is_kept_and_named(cli: Cli, tmp_path: Path, small_tokenizer: Path) -> None:
+    out = tmp_path / "out"
+    run_hash = pack(tmp_path, small_tokenizer, 128)
+    (out / "runs" / run_hash / "manifest.json").write_text("{")
+    age(out, 10)
+    before = stages(out)
+    for options in ((), ("--dry-run",)):
+        outcome = cli("prune", out, "--keep", "0", *options)
+        assert outcome.code == 0, outcome.err
+        assert f"kept run {run_hash}, which is damaged, and all stages: repair it by running" in outcome.out
+    found = json.loads(cli("prune", out, "--json").out)
+    assert (found["damaged"], found["runs"], found["stages"]) == ([run_hash], [], [])
+    assert stages(out) == before
+    assert pack(tmp_path, small_tokenizer, 128) == run_hash
+    assert json.loads(cli("prune", out, "--json").out)["damaged"] == [] and validate_path(out).ok
 
 
 def test_runs_are_listed(cli: Cli, tmp_path: Path, small_tokenizer: Path) -> None:
