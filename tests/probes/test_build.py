@@ -18,11 +18,12 @@ import pytest
 from measurements import ATLAS, build_serially, config_of, random_table, raw_records, records, row, write_rows
 from support import published_digests
 
-from schemas.errors import ConfigError, InputError, IntegrityError, MissingExtraError
+from schemas.errors import ConfigError, GristmillError, InputError, IntegrityError, MissingExtraError
 from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_schema
 from schemas.run import RunManifest
 from tasks.probes.identity import identify
 from tasks.probes.inventory import take_inventory
+from tasks.probes.proof import compare
 from tasks.probes.records import writer as arrayrecord_writer
 from tasks.probes.rows.reading import read_row_batches
 from tasks.probes.validate import validate_probes, validate_records
@@ -74,6 +75,20 @@ def test_contents_are_those_of_the_source(source: Path, built: tuple[Path, RunMa
             assert rest == []
     assert manifest.ledger.rejected.keys() == {"nan_rtt", "null_rtt"}
     assert manifest.statistics["versions_filled"] > 0
+
+
+@pytest.mark.parametrize("cut", [-100, -9, 4])
+def test_a_source_that_cannot_be_compared_is_named(source: Path, tmp_path: Path, cut: int) -> None:
+    folder = shutil.copytree(source, tmp_path / "in")
+    config = config_of(folder, tmp_path / "out")
+    identity = identify(config)
+    path = folder / "m1.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data[:cut] + bytes(8) + data[cut + 8 :] if cut > 0 else data[:cut])
+    with pytest.raises(GristmillError) as caught:
+        compare(config, identity, [], iter(()))
+    assert caught.value.code == "proof"
+    assert str(path) in caught.value.message and "gristmill-" not in caught.value.message
 
 
 def test_every_record_is_as_the_format_says(built: tuple[Path, RunManifest]) -> None:
