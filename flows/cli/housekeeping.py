@@ -84,6 +84,7 @@ def _prune(options: argparse.Namespace) -> int:
                 {
                     "runs": [folder.name for folder in unneeded.runs],
                     "stages": [folder.name for folder in unneeded.stages],
+                    "damaged": [folder.name for folder in unneeded.damaged],
                     "freed_bytes": unneeded.freed_bytes,
                     "dry_run": options.dry_run,
                 }
@@ -94,6 +95,11 @@ def _prune(options: argparse.Namespace) -> int:
     for kind, folders in (("run", unneeded.runs), ("stage", unneeded.stages)):
         for folder in folders:
             print(f"{done} {kind} {folder.name}")
+    for folder, fault in unneeded.damaged.items():
+        print(
+            f"kept run {folder.name}, which is damaged, and all stages: repair it by running its configuration "
+            f"again, or remove its folder ({fault})"
+        )
     print(
         f"{done} {len(unneeded.runs)} runs and {len(unneeded.stages)} stages, {unneeded.freed_bytes:,} bytes"
     )

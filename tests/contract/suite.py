@@ -460,6 +460,28 @@ class FlowContract(Workload):
         assert {path.name for path in (out / STAGES).iterdir() if path.is_dir()} == set(new.stages.values())
         assert not list(published_faults(out / LATEST, new, Verify.SHA256))
 
+    def test_a_damaged_run_is_not_pruned_and_can_be_repaired(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        old, _ = self.mill(source, out)
+        latest, _ = self.mill(source, out, **self.change({}))
+        path, head = out / RUNS / old.run_hash / MANIFEST, out / LATEST / MANIFEST
+        whole, later = path.read_bytes(), time.time() + _DAY_S
+        for damage in (b"", whole[:-5], whole.replace(b'"rows_in": ', b'"rows_in": 1'), b'{"format": 99}'):
+            path.write_bytes(damage)
+            unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
+            assert [folder.name for folder in unneeded.damaged] == [old.run_hash]
+            assert (unneeded.runs, unneeded.stages) == ((), ())
+        path.write_bytes(whole)
+        # Where `latest` leads, a missing manifest is damage, too.
+        head.rename(tmp_path / "moved")
+        unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
+        assert [folder.name for folder in unneeded.damaged] == [latest.run_hash]
+        assert ([folder.name for folder in unneeded.runs], unneeded.stages) == ([old.run_hash], ())
+        remove(out, unneeded)
+        again, done = self.mill(source, out, **self.change({}))
+        assert again.outputs == latest.outputs and not done.executed
+        assert find_unneeded(out, keep=0, min_age_s=0, now_s=later).damaged == {}
+
     def test_pruning_during_a_run_leaves_it_alone(self, source: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         old, _ = self.mill(source, out)
