@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import orjson
 import pyarrow as pa
 
-from schemas.errors import InputError
+from schemas.errors import InputError, remedy
 from tasks.inputs.arrow_values import table_rows
 from tasks.inputs.segments import Segment
 from tasks.storage.parquet import open_native, open_parquet, parquet_faults
@@ -266,9 +266,7 @@ def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
 
 
 def _unreadable(segment: Segment, error: OSError) -> NoReturn:
-    raise InputError(
-        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.path
-    ) from error
+    raise InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=segment.path) from error
 
 
 def _expands_too_far(segment: Segment, held: int) -> NoReturn:

@@ -493,6 +493,32 @@ class FlowContract(Workload):
         config = self.config(source, out, **self.change({}))
         return mill_of(entry, config, after_first_step=act)[0]
 
+    # Limits of the process.
+
+    @pytest.mark.parametrize("limit", ["NOFILE", "FSIZE"])
+    def test_a_limit_of_the_process_is_named_and_lifting_it_resumes_the_run(
+        self, runs: Runs, source: Path, tmp_path: Path, limit: str
+    ) -> None:
+        undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
+        new = self.change(self.raw(source, out))
+        assert runs.run({**new, "output_dir": str(undisturbed)}, flow=self.flow) == 0
+        expected = published_digests(undisturbed / LATEST)
+        sizes = sorted(path.stat().st_size for path in _files(undisturbed))
+        assert runs.run(self.raw(source, out), flow=self.flow) == 0
+        old = (out / LATEST).resolve()
+        # From nothing on, until it is enough.
+        values = range(40) if limit == "NOFILE" else [0, *sizes[:: len(sizes) // 3], sizes[-1] - 1, 2**30]
+        for value in values:
+            if runs.run(new, flow=self.flow, limits={limit: value}) == 0:
+                break
+            error = runs.error
+            assert error is not None and error["code"] in ("limit", "storage"), error
+            assert ("ulimit -n" if limit == "NOFILE" else "ulimit -f") in error["message"], error
+            assert (out / LATEST).resolve() == old and not list(temporary_files(out)), value
+        assert value > values[0]
+        assert published_digests(out / LATEST) == expected
+        assert not list(published_faults(out / LATEST, read_manifest(out / LATEST), Verify.SHA256))
+
     # Kills.
 
     def test_a_kill_at_each_commit_point_loses_nothing(
