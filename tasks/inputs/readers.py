@@ -172,7 +172,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
             continue
         for line in lines:
             # A blank line takes a number but is not a row.
-            if line and (line[0] > _SPACE or not line.isspace()):
+            if line and (line[0] > _SPACE or line is OVERLONG or not line.isspace()):
                 try:
                     value = loads(line)
                 except orjson.JSONDecodeError as error:
