@@ -17,6 +17,7 @@ class                  exit code  meaning
 from __future__ import annotations
 
 import errno
+import os
 import re
 from typing import Any
 
@@ -86,14 +87,23 @@ def has_secret(text: str) -> bool:
     return without_secrets(text) != text
 
 
-def remedy(error: OSError, otherwise: str) -> str:
+def remedy(error: OSError | str, otherwise: str = "") -> str:
     """Return why the system refused and what to do, for the end of a message.
 
     Args:
+        error: what the system said; as text if native code passes it on.
         otherwise: what to do if the error is none of the limits of process, disk or file system.
+
+    >>> remedy("mmap: Cannot allocate memory", "try again")
+    'mmap: Cannot allocate memory; there is not enough memory: lower workers, or end other programs'
     """
-    reason = error.strerror or str(error)
-    return f"{reason}; {_REMEDIES.get(error.errno or 0, otherwise)}"
+    if isinstance(error, str):
+        reason = error
+        known = next((what for number, what in _REMEDIES.items() if os.strerror(number) in error), otherwise)
+    else:
+        reason = error.strerror or str(error)
+        known = _REMEDIES.get(error.errno or 0, otherwise)
+    return f"{reason}; {known}" if known else reason
 
 
 class GristmillError(Exception):
@@ -186,7 +196,7 @@ def system_error(error: OSError) -> GristmillError | None:
     """Convert an error of the system that no reader or writer expected; `None` if it is not about a limit."""
     if error.errno not in _REMEDIES:
         return None
-    return StorageError(remedy(error, ""), code="limit", where=str(error.filename or ""))
+    return StorageError(remedy(error), code="limit", where=str(error.filename or ""))
 
 
 class IntegrityError(GristmillError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from schemas.errors import ConfigError, InputError, IntegrityError
+from schemas.errors import ConfigError, InputError, IntegrityError, remedy
 from schemas.run import RunManifest
 from tasks.run.layout import CONFIG, INPUTS, LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.manifest import parse_manifest
@@ -443,4 +443,4 @@ class _Remote(_Files):
 
 
 def _unreadable(error: OSError, path: str) -> InputError:
-    return InputError(f"cannot be read: {error.strerror or error}", code="unreadable", where=path)
+    return InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=path)

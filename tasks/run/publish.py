@@ -163,7 +163,7 @@ def publish_run(publication: Publication) -> RunManifest:
 
 def json_document(value: Any) -> bytes:
     """Format a small JSON file for people to read."""
-    return json.dumps(value, indent=2).encode() + b"\n"
+    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def fill_run(

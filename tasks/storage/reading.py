@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from schemas.errors import system_error
+
 LocalPath = str | os.PathLike[str]
 
 
@@ -24,9 +26,16 @@ def open_regular(path: LocalPath, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         OSError: the system refuses, or it is a folder, a pipe, a socket or a device.
+        StorageError: `limit`: no more files may be opened.
     """
-    # Without waiting for the other end of a pipe; files are read the same way.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # Without waiting for the other end of a pipe; files are read the same way.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        # Not an OSError, which says something about this file: it may be judged, skipped or made again for it.
+        if error.errno in (errno.EMFILE, errno.ENFILE) and (limit := system_error(error)) is not None:
+            raise limit from error
+        raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
