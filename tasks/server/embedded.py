@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import WorkError
+from tasks.runtime.stopping import last_acts
 from tasks.server.http import answers, wait_until
 from tasks.server.launch import (
     START_TIMEOUT_S,
@@ -29,8 +31,12 @@ from tasks.server.state import State
 from tasks.server.tokens import new_token
 from tasks.storage.flock import locked
 
+logger = logging.getLogger("gristmill.server")
+
 # Longer than the server takes to end by itself, and together with the grace of an interrupted run within 10 s.
 _STOP_S = 4.0
+# Longer than a start takes on a machine that is not overloaded.
+_SAY_S = 30.0
 
 
 class EmbeddedServer:
@@ -58,7 +64,9 @@ class EmbeddedServer:
                     start_new_session=True,
                     pass_fds=(listener.fileno(),),
                 )
+            # In whatever way this process ends.
             atexit.register(self.stop)
+            last_acts.append(self.stop)
             try:
                 self._wait(log)
             finally:
@@ -66,7 +74,14 @@ class EmbeddedServer:
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
-        wait_until(lambda: self._process.poll() is not None or self._answers(), START_TIMEOUT_S)
+        def decided() -> bool:
+            return self._process.poll() is not None or self._answers()
+
+        if not wait_until(decided, _SAY_S):
+            logger.warning(
+                "waiting for the embedded Prefect server to start, for up to %.0f s", START_TIMEOUT_S
+            )
+            wait_until(decided, START_TIMEOUT_S - _SAY_S)
         if self._process.poll() is None and self._answers():
             return
         said = log.read_text(errors="replace").strip()[-2000:]
@@ -88,6 +103,7 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""
         atexit.unregister(self.stop)
+        last_acts[:] = [act for act in last_acts if act != self.stop]
         assert self._process.stdin is not None  # noqa: S101 - it was opened above
         self._process.stdin.close()
         try:
