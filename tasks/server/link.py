@@ -122,11 +122,13 @@ class ServerLink:
         self.interrupted = True
 
     def lost(self, why: str | None = None) -> WorkError:
-        """Return the error of a run that cannot do without the server."""
+        """Return the error of a request that got no answer; the run cannot do without it, unless it has started."""
         why = why or self._why or "does not answer"
+        remedy = (
+            "see that it runs and answers, or give another address, then run the same command again to resume"
+        )
         return WorkError(
-            f"the Prefect server {why}; see that it runs and answers, or give another address, "
-            "then run the same command again to resume",
+            f"the Prefect server {why}" + ("" if self.running else f"; {remedy}"),
             code="unreachable_server",
             where=self.url,
         )
