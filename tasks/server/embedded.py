@@ -74,19 +74,26 @@ class EmbeddedServer:
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
+        healthy = False
+
         def decided() -> bool:
-            return self._process.poll() is not None or self._answers()
+            nonlocal healthy
+            healthy = self._answers()
+            return healthy or self._process.poll() is not None
 
         if not wait_until(decided, _SAY_S):
             logger.warning(
                 "waiting for the embedded Prefect server to start, for up to %.0f s", START_TIMEOUT_S
             )
             wait_until(decided, START_TIMEOUT_S - _SAY_S)
-        if self._process.poll() is None and self._answers():
+        if healthy:
             return
-        said = log.read_text(errors="replace").strip()[-2000:]
+        why = self.ended() or f"does not answer after {START_TIMEOUT_S:.0f} s"
+        said = log.read_text(errors="replace").strip()[-2000:] or "nothing"
         self.stop()
-        raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
+        raise WorkError(
+            f"the embedded Prefect server did not start: it {why}; it said: {said}", code="no_server"
+        )
 
     def _answers(self) -> bool:
         return answers(self.url, self.token)
