@@ -78,8 +78,9 @@ class EmbeddedServer:
 
         def decided() -> bool:
             nonlocal healthy
-            healthy = self._answers()
-            return healthy or self._process.poll() is not None
+            ended = self._process.poll() is not None
+            healthy = not ended and self._answers()
+            return healthy or ended
 
         if not wait_until(decided, _SAY_S):
             logger.warning(
