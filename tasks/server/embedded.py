@@ -111,7 +111,6 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Let the server store what it received last, and end it."""
         atexit.unregister(self.stop)
-        last_acts[:] = [act for act in last_acts if act != self.stop]
         assert self._process.stdin is not None  # noqa: S101 - it was opened above
         self._process.stdin.close()
         try:
@@ -119,6 +118,8 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # Only now: this process may be ended while it waits, and a suspended server would be left.
+        last_acts[:] = [act for act in last_acts if act != self.stop]
 
 
 @contextlib.contextmanager
