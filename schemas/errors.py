@@ -17,15 +17,16 @@ class                  exit code  meaning
 from __future__ import annotations
 
 import errno
+import os
 import re
 from typing import Any
 
-# `user:password@` after a scheme, which `Path` leaves one slash; a password may contain `/` and `@`. Digits up to a
-# slash are a port. A user alone is a secret only on the web: object stores write `container@account`.
-_SECRETS = (
-    re.compile(r"(?i)\b([a-z][a-z0-9+.-]*:/{1,2})[^/:@\s]*:(?!\d+(?:[/?#\s]|$))\S*@"),
-    re.compile(r"(?i)\b(https?:/{1,2})[^/:@\s]+@"),
-)
+# What may precede the last `@` of a word: `user:password` after a scheme, which `Path` leaves one slash; a password
+# may contain `/` and `@`. Digits up to a slash are a port. Schemes of any length would take time that is quadratic.
+_PASSWORD = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,30}:/{1,2})[^/:@]*:(?!\d+[/?#])")
+# A user alone is a secret only on the web: object stores write `container@account`.
+_USER = re.compile(r"(?i)\b(https?:/{1,2})[^/:@]+@")
+_SPACES = re.compile(r"(\s+)")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -53,10 +54,17 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("no server at http://user:secret@127.0.0.1:4200/api; start it")
     'no server at http://***@127.0.0.1:4200/api; start it'
     """
-    if "@" in text:
-        for secret in _SECRETS:
-            text = secret.sub(r"\1***@", text)
-    return text
+    if "@" not in text:
+        return text
+    return "".join(_without_secret(word) if "@" in word else word for word in _SPACES.split(text))
+
+
+def _without_secret(word: str) -> str:
+    end = word.rindex("@") + 1
+    found = _PASSWORD.search(word, 0, end)
+    if found:
+        word = f"{word[: found.end(1)]}***@{word[end:]}"
+    return _USER.sub(r"\1***@", word)
 
 
 def _on_one_line(text: str) -> str:
@@ -79,14 +87,23 @@ def has_secret(text: str) -> bool:
     return without_secrets(text) != text
 
 
-def remedy(error: OSError, otherwise: str) -> str:
+def remedy(error: OSError | str, otherwise: str = "") -> str:
     """Return why the system refused and what to do, for the end of a message.
 
     Args:
+        error: what the system said; as text if native code passes it on.
         otherwise: what to do if the error is none of the limits of process, disk or file system.
+
+    >>> remedy("mmap: Cannot allocate memory", "try again")
+    'mmap: Cannot allocate memory; there is not enough memory: lower workers, or end other programs'
     """
-    reason = error.strerror or str(error)
-    return f"{reason}; {_REMEDIES.get(error.errno or 0, otherwise)}"
+    if isinstance(error, str):
+        reason = error
+        known = next((what for number, what in _REMEDIES.items() if os.strerror(number) in error), otherwise)
+    else:
+        reason = error.strerror or str(error)
+        known = _REMEDIES.get(error.errno or 0, otherwise)
+    return f"{reason}; {known}" if known else reason
 
 
 class GristmillError(Exception):
@@ -179,7 +196,7 @@ def system_error(error: OSError) -> GristmillError | None:
     """Convert an error of the system that no reader or writer expected; `None` if it is not about a limit."""
     if error.errno not in _REMEDIES:
         return None
-    return StorageError(remedy(error, ""), code="limit", where=str(error.filename or ""))
+    return StorageError(remedy(error), code="limit", where=str(error.filename or ""))
 
 
 class IntegrityError(GristmillError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,10 +28,12 @@ class Runs:
 
     Attributes:
         events: how the last finished run changed its output directory, a line `event path` each.
+        error: what the command line would print of the error that ended the last run, if one did.
     """
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.error: dict[str, Any] | None = None
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -52,16 +55,17 @@ class Runs:
         die_before: int | None = None,
         kill_after_s: float | None = None,
         flow: str = "pack-sft",
+        limits: dict[str, int] | None = None,
     ) -> int:
         """Run, perhaps into a kill; returns the exit code, -9 for a killed child.
 
         Args:
             flow: its name on the command line, or `module:attribute` of its entry.
+            limits: by name: `NOFILE` is how many files may be open beyond those that are, others are for `setrlimit`.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(
-            json.dumps({"flow": flow, "config": config, "die_before": die_before}) + "\n"
-        )
+        job = {"flow": flow, "config": config, "die_before": die_before, "limits": limits or {}}
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after_s is not None:
@@ -70,7 +74,8 @@ class Runs:
         # Only now is the child reaped: until here the id is no other process's.
         self._process.stdin.write("reap\n")
         self._process.stdin.flush()
-        code, self.events = json.loads(self._process.stdout.readline())
+        code, told = json.loads(self._process.stdout.readline())
+        self.events, self.error = told.get("events", []), told.get("error")
         return code
 
     def close(self) -> None:
@@ -80,6 +85,8 @@ class Runs:
 def _child(job: dict[str, Any], report: int) -> int:
     from file_events import die, install
     from support import entry_of, mill_of
+
+    from schemas.errors import GristmillError, system_error
 
     entry = entry_of(job["flow"])
     config = entry.parse(job["config"])
@@ -91,10 +98,24 @@ def _child(job: dict[str, Any], report: int) -> int:
             die()
 
     install(Path(config.output_dir), seen)
-    mill_of(entry, config)
+    _limit(job["limits"])
+    error = None
+    try:
+        mill_of(entry, config)
+    except (GristmillError, OSError) as caught:
+        error = caught if isinstance(caught, GristmillError) else system_error(caught)
+        if error is None:
+            raise
     with os.fdopen(report, "w") as pipe:
-        json.dump(events, pipe)
-    return 0
+        json.dump({"events": events, "error": error and error.as_dict()}, pipe)
+    return error.exit_code if error else 0
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, value in limits.items():
+        # The lowest free number is that of the next file.
+        lowest = max(map(int, os.listdir("/proc/self/fd"))) if name == "NOFILE" else 0  # noqa: PTH208
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (lowest + value, lowest + value))
 
 
 def _serve() -> None:
@@ -123,9 +144,9 @@ def _serve() -> None:
         print(pid, flush=True)
         sys.stdin.readline()
         with os.fdopen(reader) as pipe:
-            events = json.loads(pipe.read() or "[]")
+            told = json.loads(pipe.read() or "{}")
         _, status = os.waitpid(pid, 0)
-        print(json.dumps([os.waitstatus_to_exitcode(status), events]), flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(status), told]), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from flows.cli.plain import print_json
 from tasks.outputs.convert import Conversion
 
 _SHOWN_SHARDS = 20
@@ -12,7 +11,7 @@ _SHOWN_SHARDS = 20
 def print_conversion(conversion: Conversion, as_json: bool) -> None:
     """Print the sizes before and after, with the totals last."""
     if as_json:
-        print(json.dumps(conversion.as_dict()))
+        print_json(conversion.as_dict())
         return
     from rich.console import Console
     from rich.table import Table

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from flows.cli.invocation import command_line
+from flows.cli.plain import print_json
 from flows.cli.registry import (
     BUILD_PROBE_ROWS,
     PACK_SFT,
@@ -45,7 +45,7 @@ def run_demo(output_dir: Path, as_json: bool) -> int:
     seconds = time.monotonic() - started
     if as_json:
         runs = [summary.as_dict() for summary in summaries]
-        print(json.dumps({"flow": "demo", "seconds": round(seconds, 3), "runs": runs}))
+        print_json({"flow": "demo", "seconds": round(seconds, 3), "runs": runs})
     else:
         _print_table(summaries, output_dir, seconds)
     return 0

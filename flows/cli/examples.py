@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from flows.cli.plain import print_json
 from flows.cli.registry import FLOWS
 from schemas.errors import StorageError
 from tasks.storage.reading import read_text
@@ -32,5 +32,8 @@ def _example(options: argparse.Namespace) -> int:
         text = read_text(path)
     except OSError as error:
         raise StorageError(f"cannot read the example: {error.strerror}", where=str(path)) from error
-    print(json.dumps({"flow": options.flow, "example": text}) if options.json else text.rstrip("\n"))
+    if options.json:
+        print_json({"flow": options.flow, "example": text})
+    else:
+        print(text.rstrip("\n"))
     return 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.cli.plain import print_json
 from schemas.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -52,7 +52,7 @@ def _runs(options: argparse.Namespace) -> int:
         for run in list_runs(Path(options.path))
     ]
     if options.json:
-        print(json.dumps({"runs": found}))
+        print_json({"runs": found})
         return 0
     from flows.cli.rendering import make_console, print_table
     from schemas.report import Column, Table
@@ -79,21 +79,25 @@ def _prune(options: argparse.Namespace) -> int:
     if not options.dry_run:
         remove(root, unneeded)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "runs": [folder.name for folder in unneeded.runs],
-                    "stages": [folder.name for folder in unneeded.stages],
-                    "freed_bytes": unneeded.freed_bytes,
-                    "dry_run": options.dry_run,
-                }
-            )
+        print_json(
+            {
+                "runs": [folder.name for folder in unneeded.runs],
+                "stages": [folder.name for folder in unneeded.stages],
+                "damaged": [folder.name for folder in unneeded.damaged],
+                "freed_bytes": unneeded.freed_bytes,
+                "dry_run": options.dry_run,
+            }
         )
         return 0
     done = "would remove" if options.dry_run else "removed"
     for kind, folders in (("run", unneeded.runs), ("stage", unneeded.stages)):
         for folder in folders:
             print(f"{done} {kind} {folder.name}")
+    for folder, fault in unneeded.damaged.items():
+        print(
+            f"kept run {folder.name}, which is damaged, and all stages: repair it by running its configuration "
+            f"again, or remove its folder ({fault})"
+        )
     print(
         f"{done} {len(unneeded.runs)} runs and {len(unneeded.stages)} stages, {unneeded.freed_bytes:,} bytes"
     )

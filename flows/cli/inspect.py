@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import math
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from flows.cli.plain import print_json
 from flows.cli.rendering import make_console, print_chart, print_facts, print_sample, print_table, printable
 from schemas.errors import ConfigError
 from schemas.inspection import Answer, Inspection
-from schemas.report import Column, Figure, Table
+from schemas.report import Column, Table
 
 # Rows of an answer that a terminal shows.
 _MOST_ROWS = 100
@@ -49,7 +46,7 @@ def inspect(options: argparse.Namespace) -> int:
 def print_inspection(inspection: Inspection, as_json: bool) -> None:
     """Print all parts of an inspection, in reading order."""
     if as_json:
-        print(json.dumps(_plain(inspection), allow_nan=False))
+        print_json(inspection)
         return
     console = make_console()
     console.print(f"{printable(inspection.path)}: {inspection.kind}", markup=False, soft_wrap=True)
@@ -65,7 +62,7 @@ def print_inspection(inspection: Inspection, as_json: bool) -> None:
 def print_answer(answer: Answer, as_json: bool) -> None:
     """Print the rows of a query's answer."""
     if as_json:
-        print(json.dumps({"columns": answer.columns, "rows": _plain(answer.rows)}, allow_nan=False))
+        print_json({"columns": answer.columns, "rows": answer.rows})
         return
     columns = tuple(
         Column(name, all(isinstance(row[place], int | float) for row in answer.rows))
@@ -74,30 +71,6 @@ def print_answer(answer: Answer, as_json: bool) -> None:
     rows = tuple(tuple(_cell(value) for value in row) for row in answer.rows)
     note = f"first {len(rows)} rows; use --json for all of them" if answer.more else f"{len(rows)} rows"
     print_table(make_console(), Table("Answer", columns, rows, note))
-
-
-# Parts of an inspection that only a terminal shows.
-_SHOWN_ONLY = {"texts", "upright", "numeric"}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: numbers for what was formatted, null for what is not a number, hex for bytes."""
-    if isinstance(value, Figure):
-        return _plain(value.number)
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if field.name not in _SHOWN_ONLY]
-        return {name: _plain(getattr(value, name)) for name in names}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _cell(value: Any) -> str:

@@ -13,6 +13,7 @@ from schemas.run import RunManifest
 from tasks.runtime.settings import quiet_environment, run_settings
 
 if TYPE_CHECKING:
+    from tasks.server.address import Api
     from tasks.server.link import ServerLink
 
 log = logging.getLogger("gristmill")
@@ -40,7 +41,7 @@ def run_flow(
     from tasks.server.address import use_api
 
     api = use_api(address)
-    with _linked(api.url) as link, run_settings():
+    with _linked(api) as link, run_settings():
         flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
         def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:
@@ -56,22 +57,18 @@ def run_flow(
 
 
 @contextlib.contextmanager
-def _linked(url: str) -> Iterator[ServerLink]:
+def _linked(api: Api) -> Iterator[ServerLink]:
     """Let all of Prefect's requests in this context wait as `tasks.server.link` says, and then send what is left."""
     from prefect.context import SyncClientContext
 
     from tasks.runtime import stopping
     from tasks.runtime.sending import AFTER_INTERRUPT_S, SEND_S, finish_sending
-    from tasks.server.address import embedded_server
     from tasks.server.link import PatientTransport, ServerLink, transport_to
 
-    embedded = embedded_server()
-    link = ServerLink(url, embedded.ended) if embedded and embedded.url == url else ServerLink(url)
-    if embedded:
-        stopping.last_acts.append(embedded.stop)
+    link = ServerLink(api.url, api.token, api.ended)
     with link.watched():
         try:
-            clients = SyncClientContext({"transport": PatientTransport(link, transport_to(url))})
+            clients = SyncClientContext({"transport": PatientTransport(link, transport_to(api.url))})
             # Prefect shares a client only with those that ask for its settings, and its artifacts ask for none.
             clients._httpx_settings = None
             with clients:
@@ -85,5 +82,9 @@ def _linked(url: str) -> Iterator[ServerLink]:
             link.interrupt()
             raise
         finally:
-            limit_s = AFTER_INTERRUPT_S if link.interrupted else SEND_S
-            stopping.unsent |= not finish_sending(lambda: link.sick, limit_s)
+            sent = False
+            try:
+                sent = finish_sending(lambda: link.sick, AFTER_INTERRUPT_S if link.interrupted else SEND_S)
+            finally:
+                # Also if it was interrupted.
+                stopping.unsent |= not sent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import select
 import signal
@@ -17,6 +16,7 @@ from typing import TextIO
 from flows.cli import examples, housekeeping, server
 from flows.cli.configs import load_config
 from flows.cli.invocation import this_command
+from flows.cli.plain import print_json
 from flows.cli.registry import FLOWS, run_or_find
 from flows.cli.summary import print_error, print_summary
 from schemas.errors import (
@@ -265,7 +265,7 @@ def _validate(options: argparse.Namespace) -> int:
 
     verdict = validate_path(options.path, full=options.level == "full")
     if options.json:
-        print(json.dumps({"ok": verdict.ok, **verdict.model_dump(mode="json")}))
+        print_json({"ok": verdict.ok, **verdict.model_dump(mode="json")})
     else:
         counts = ", ".join(f"{value:,} {name}" for name, value in verdict.counts.items())
         print(f"{verdict.path}: {verdict.kind}, {counts}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.invocation import this_command
+from flows.cli.plain import print_json
 from schemas.errors import ConfigError, WorkError
 
 if TYPE_CHECKING:
@@ -70,12 +70,15 @@ def _down(options: argparse.Namespace) -> int:
 
     ended = down(State.of_user())
     if options.json:
-        print(json.dumps({"ended": ended}))
+        print_json({"ended": ended})
     else:
         print(f"stopped {ended} processes" if ended else "nothing was running")
     return 0
 
 
 def _report(status: Status, as_json: bool) -> int:
-    print(json.dumps(status.as_dict()) if as_json else "\n".join(status.lines(this_command())))
+    if as_json:
+        print_json(status.as_dict())
+    else:
+        print("\n".join(status.lines(this_command())))
     return 0 if status.ok else NOT_RUNNING

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.cli.plain import print_json
 from schemas.errors import GristmillError
 from schemas.run import RunManifest
 from schemas.tokenizer import measured
@@ -111,7 +111,7 @@ class Summary:
 def print_summary(summary: Summary, as_json: bool) -> None:
     """Print the summary to stdout, as one JSON object if `as_json`."""
     if as_json:
-        print(json.dumps(summary.as_dict()))
+        print_json(summary.as_dict())
     else:
         print(os.linesep.join(summary.lines()))
 
@@ -121,4 +121,4 @@ def print_error(error: GristmillError, as_json: bool) -> None:
     with contextlib.suppress(OSError):
         print(f"gristmill: {error}", file=sys.stderr)
         if as_json:
-            print(json.dumps({"error": error.as_dict()}), flush=True)
+            print_json({"error": error.as_dict()})

@@ -6,7 +6,6 @@ below a cutoff, they are the smallest; and if the sample contains the texts of j
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from tasks.run.identity import Identity
 from tasks.run.layout import CONFIG, MANIFEST
 from tasks.run.manifest import statistics_faults
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 
 _BATCH_ROWS = 512
 
@@ -156,7 +155,7 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
 
 
 def _source(folder: Path) -> tuple[SampleCorpusConfig, Identity[BucketSource]]:
-    raw: dict[str, Any] = json.loads(read_bytes(folder / CONFIG))
+    raw: dict[str, Any] = parse_json(read_bytes(folder / CONFIG))
     config = SampleCorpusConfig.parse(raw)
     return config, identify(config)
 

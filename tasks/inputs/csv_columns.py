@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from schemas.errors import InputError
 from tasks.inputs.csv_rows import MAX_FIELD, field_count, header_of, rows_of
 from tasks.inputs.readers import OVERLONG, RowFault, text_chunks, text_lines
 from tasks.inputs.segments import Segment
@@ -60,7 +61,14 @@ def read_csv_columns(segment: Segment, names: Sequence[str | None]) -> Iterator[
         if not header:
             header, data = _cut_header(segment, lines)
         if header:
-            found = _parsed(data, header, names, row)
+            try:
+                found = _parsed(data, header, names, row)
+            except pa.ArrowException as error:
+                raise InputError(
+                    f"the rows from number {row} on are not readable as CSV: {error}",
+                    code="bad_csv",
+                    where=segment.name,
+                ) from error
             row += len(found.numbers)
             if len(found.numbers):
                 yield found

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from schemas.errors import ConfigError, InputError
+from schemas.errors import ConfigError, InputError, remedy
 from tasks.storage.listing import is_pattern, matches
 from tasks.storage.reading import status
 
@@ -151,7 +151,7 @@ def _file(path: Path, name: str) -> InputFile:
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=str(path))
+    return InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=str(path))
 
 
 def _sorted(files: Iterator[InputFile], path: str, patterns: tuple[str, ...]) -> tuple[InputFile, ...]:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from schemas.errors import InputError
+from schemas.errors import InputError, remedy
 from tasks.storage.atomic import write_file
-from tasks.storage.reading import read_bytes, sha256_of_file, status
+from tasks.storage.reading import parse_json, read_bytes, sha256_of_file, status
 
 _SETTLED_NS = 2_000_000_000
 
@@ -27,7 +27,7 @@ def _identity(path: Path) -> list[int]:
         found = status(path)
     except OSError as error:
         raise InputError(
-            f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
+            f"cannot read this input: {remedy(error)}", code="unreadable", where=str(path)
         ) from error
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
@@ -42,7 +42,7 @@ def sha256_of(path: Path) -> str:
         return sha256_of_file(path)
     except OSError as error:
         raise InputError(
-            f"cannot read this input: {error.strerror}", code="unreadable", where=str(path)
+            f"cannot read this input: {remedy(error)}", code="unreadable", where=str(path)
         ) from error
 
 
@@ -59,7 +59,7 @@ class Fingerprints:
         self._seen: dict[Path, list[int]] = {}
         self._dirty = False
         with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(read_bytes(memo))
+            loaded = parse_json(read_bytes(memo))
             if isinstance(loaded, dict):
                 self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
 

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import orjson
 import pyarrow as pa
 
-from schemas.errors import InputError
+from schemas.errors import InputError, remedy
 from tasks.inputs.arrow_values import table_rows
 from tasks.inputs.segments import Segment
 from tasks.storage.parquet import open_native, open_parquet, parquet_faults
@@ -172,7 +172,7 @@ def _parsed(blocks: Iterator[list[bytes]], row: int) -> Iterator[list[RawRow]]:
             continue
         for line in lines:
             # A blank line takes a number but is not a row.
-            if line and (line[0] > _SPACE or not line.isspace()):
+            if line and (line[0] > _SPACE or line is OVERLONG or not line.isspace()):
                 try:
                     value = loads(line)
                 except orjson.JSONDecodeError as error:
@@ -266,9 +266,7 @@ def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:
 
 
 def _unreadable(segment: Segment, error: OSError) -> NoReturn:
-    raise InputError(
-        f"cannot be read: {error.strerror or error}", code="unreadable", where=segment.path
-    ) from error
+    raise InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=segment.path) from error
 
 
 def _expands_too_far(segment: Segment, held: int) -> NoReturn:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from schemas.errors import ConfigError, InputError
+from schemas.errors import ConfigError, InputError, remedy
 from tasks.inputs.files import PATTERNS, InputFile
 from tasks.inputs.sizing import grouped, part_size
 from tasks.storage.reading import open_binary
@@ -216,4 +216,4 @@ def _row_groups(file: InputFile) -> list[tuple[int, int]]:
 
 
 def _unreadable(file: InputFile, error: OSError) -> InputError:
-    return InputError(f"cannot be read: {error.strerror}", code="unreadable", where=str(file.path))
+    return InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=str(file.path))

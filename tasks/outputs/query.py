@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _MOST_VALUES = 5_000_000
 _FETCHED_ROWS = 10_000
 # Bytes on disk for each byte of memory.
 _SPILL_FACTOR = 10
+_INTERRUPT_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -117,68 +118,74 @@ def run_query(
     import duckdb
 
     limits = limits or Limits()
-    with _database(limits.memory_mib) as connection, _ended_in_time(connection, limits.timeout_s):
-        for name, stream in streams.items():
-            connection.register("stream", stream)
-            connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
-            connection.unregister("stream")
-        for name, paths in files.items():
-            # A document says its own data set.
-            columns = PLACE if name in ("bins", "rejects") else PLACE[1:]
-            places = {path: place(path) for path in paths}
-            taken = {row[0] for row in connection.execute(f"DESCRIBE FROM {_read(paths)}").fetchall()}
-            view = parquet_view(places, _NUMBERS.get(name, "number"), columns, taken)
-            connection.execute(f'CREATE VIEW "{name}" AS {view}')
-        _lock(connection, [path for paths in files.values() for path in paths])
+    with _database(limits.memory_mib) as connection:
+
+        def work() -> Answer:
+            _make_tables(connection, files, streams, place)
+            try:
+                return _answer(connection, duckdb, sql, most)
+            except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+                raise
+            except duckdb.Error as error:
+                tables = ", ".join(sorted([*files, *streams]))
+                problem = " ".join(str(error).split())
+                raise ConfigError(
+                    f"the query failed: {problem}; tables: {tables}", code="bad_query", where="--sql"
+                ) from error
+
         try:
-            return _answer(connection, duckdb, sql, most)
+            return _in_time(connection, work, limits.timeout_s)
         except duckdb.OutOfMemoryException as error:
             raise ConfigError(
                 f"the query needs more than {limits.memory_mib:,} MiB of memory; select less, or raise --sql-memory",
                 code="query_memory",
                 where="--sql",
             ) from error
-        except duckdb.InterruptException:
-            raise
-        except duckdb.Error as error:
-            tables = ", ".join(sorted([*files, *streams]))
-            problem = " ".join(str(error).split())
-            raise ConfigError(
-                f"the query failed: {problem}; tables: {tables}", code="bad_query", where="--sql"
-            ) from error
 
 
-@contextlib.contextmanager
-def _ended_in_time(connection: Any, timeout_s: float) -> Iterator[None]:
-    """Interrupt the connection when the time is up.
+def _make_tables(
+    connection: Any,
+    files: Mapping[str, Sequence[Path]],
+    streams: dict[str, pa.RecordBatchReader],
+    place: Callable[[Path], Place],
+) -> None:
+    for name, stream in streams.items():
+        connection.register("stream", stream)
+        connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM stream')  # noqa: S608
+        connection.unregister("stream")
+    for name, paths in files.items():
+        # A document says its own data set.
+        columns = PLACE if name in ("bins", "rejects") else PLACE[1:]
+        places = {path: place(path) for path in paths}
+        taken = {row[0] for row in connection.execute(f"DESCRIBE FROM {_read(paths)}").fetchall()}
+        view = parquet_view(places, _NUMBERS.get(name, "number"), columns, taken)
+        connection.execute(f'CREATE VIEW "{name}" AS {view}')
+    _lock(connection, [path for paths in files.values() for path in paths])
+
+
+def _in_time(connection: Any, work: Callable[[], Answer], timeout_s: float) -> Answer:
+    """Return what `work` returns, unless the time is up before; then, and after Ctrl-C, interrupt the connection.
 
     Raises:
         ConfigError: `query_timeout`.
     """
-    import duckdb
-
-    done = threading.Event()
-
-    def watch() -> None:
-        # Again and again: between two statements or batches, an interrupt is lost.
-        wait_s = timeout_s
-        while not done.wait(wait_s):
-            connection.interrupt()
-            wait_s = 0.05
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    except duckdb.InterruptException as error:
-        raise ConfigError(
-            f"the query took more than {timeout_s:g} s; select less, or raise --sql-timeout",
-            code="query_timeout",
-            where="--sql",
-        ) from error
-    finally:
-        done.set()
-        watcher.join()
+    # In a thread of its own: DuckDB notices Ctrl-C only between its tasks, which may take minutes.
+    with ThreadPoolExecutor(1) as aside:
+        answer = aside.submit(work)
+        try:
+            wait([answer], timeout_s)
+            if answer.done():
+                return answer.result()
+            raise ConfigError(
+                f"the query took more than {timeout_s:g} s; select less, or raise --sql-timeout",
+                code="query_timeout",
+                where="--sql",
+            )
+        finally:
+            # Again and again: between two statements or batches, an interrupt is lost.
+            while not answer.done():
+                connection.interrupt()
+                wait([answer], _INTERRUPT_S)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tasks.probes.identity import format_of
 from tasks.probes.plain_source import PLAIN_SCHEMA, plain_batches
 from tasks.probes.rows.pieces import Reading
 from tasks.run.identity import Identity, Source
-from tasks.storage.names import make_link, scratch_folder
+from tasks.storage.names import link_target, make_link, scratch_folder
 from tasks.storage.parquet import open_parquet, parquet_faults, read_table
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def compare(
         records: for each record its probe and its measurements.
 
     Raises:
-        WorkError: DuckDB cannot read the source.
-        GristmillError: a text file or a record cannot be read.
+        WorkError: `proof`: DuckDB cannot read the source.
+        GristmillError: a file of the source or a record cannot be read.
     """
     # Imported here, because runs import this module and do not need DuckDB.
     import duckdb
@@ -87,8 +87,10 @@ def compare(
     reader = pa.RecordBatchReader.from_batches(_SCHEMA, _noting(_blocks(records), failed))
     with scratch_folder("gristmill-") as scratch, duckdb.connect() as connection:
         links = _linked(config, identity, scratch)
-        connection.execute(f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false")
         try:
+            connection.execute(
+                f"SET temp_directory = '{scratch}/spill'; SET preserve_insertion_order = false"
+            )
             parts = {
                 number: query
                 for number, link in links.items()
@@ -110,7 +112,26 @@ def compare(
         except duckdb.Error as error:
             if failed:
                 raise failed[0] from error
-            raise WorkError(f"DuckDB cannot compare the source: {error}", code="proof") from error
+            names = [str(identity.sources[0].files[number].path) for number in links]
+            told = _named(str(error), dict(zip(links.values(), names, strict=True)))
+            raise WorkError(f"DuckDB cannot compare the source: {told}", code="proof") from error
+
+
+def _named(told: str, names: dict[Path, str]) -> str:
+    """Return an error of DuckDB with the name of the file in it, if one cannot be read."""
+    import duckdb
+
+    for link, name in names.items():
+        told = told.replace(str(link), name)
+    if any(name in told for name in names.values()):
+        return told
+    for link, name in names.items():
+        try:
+            with duckdb.connect() as connection:
+                connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet('{link}')")  # noqa: S608
+        except duckdb.Error:
+            return f"{told} ({name})"
+    return told
 
 
 def _linked(config: BuildProbeRowsConfig, identity: Identity[Source], scratch: Path) -> dict[int, Path]:
@@ -129,7 +150,7 @@ def _parquet_query(
     """Return the SQL that reads a file, or `None` for types or names that it cannot read."""
     described = connection.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()  # noqa: S608
     types = {name: kind for name, kind, *_ in described}
-    with open_parquet(path) as file:
+    with parquet_faults(link_target(path) or str(path)), open_parquet(path) as file:
         # DuckDB gives other names to columns whose names differ only in case.
         if [*types] != file.schema_arrow.names:
             return None

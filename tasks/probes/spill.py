@@ -12,8 +12,7 @@
 So any range of hashes is one slice of each column. Slices are read, not mapped: opening a mapped Arrow file took 0.3
 ms, and mapped pages count as resident memory, at least 64 KiB for each column of each run.
 
-With a spill folder the files are there, and the stage folder contains symbolic links to them, through which a
-receipt's files are checked.
+With a spill folder the files are there, and the stage folder has a record of each, see `tasks.run.elsewhere`.
 """
 
 from __future__ import annotations
@@ -32,13 +31,16 @@ from numpy.typing import NDArray
 from schemas.errors import IntegrityError
 from schemas.run import FileRecord
 from tasks.probes.records.frames import padded
+from tasks.run.elsewhere import read_elsewhere, record_path_of, write_elsewhere
 from tasks.run.layout import stage_folder
-from tasks.storage.atomic import AtomicFile, swap_symlink
+from tasks.storage.atomic import AtomicFile, storage_errors
+from tasks.storage.links import refuse_link
+from tasks.storage.names import remove_path
 from tasks.storage.reading import Ranges, open_ranges
 
 # Part of the key of the first pass.
-SPILL_FORMAT = 2
-_MAGIC = int.from_bytes(b"GMspill2", "little")
+SPILL_FORMAT = 3
+_MAGIC = int.from_bytes(b"GMspill3", "little")
 _HEADER = 6
 PROBES_SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("src_addr", pa.string()), ("rows", pa.int64()), ("dst_bytes", pa.int64())]
@@ -55,8 +57,22 @@ class SpillRef:
     number: int
 
     def path(self, root: Path) -> Path:
-        """Return the run's file below an output directory."""
+        """Return the run's place below an output directory; with a spill folder a record of the file is there."""
         return stage_folder(root, self.stage) / f"run-{self.number:06d}.spill"
+
+    def found(self, root: Path) -> Path:
+        """Return where the run's file is.
+
+        Raises:
+            IntegrityError: its record is damaged.
+        """
+        path = self.path(root)
+        try:
+            return Path(read_elsewhere(record_path_of(path)).path)
+        except FileNotFoundError:
+            return path
+        except OSError as error:
+            raise _damaged(path, str(error.strerror)) from error
 
 
 @dataclass(frozen=True)
@@ -84,14 +100,18 @@ def write_spill(root: Path, spill: Path | None, ref: SpillRef, run: Spill) -> Fi
         spill: the spill folder, if the file belongs there.
 
     Returns:
-        The record of its file, relative to `root`.
+        The record of its file, or of the file that says where it is, relative to `root`.
 
     Raises:
-        StorageError: the file cannot be written or linked.
+        StorageError: the file cannot be written.
+        ConfigError: `foreign_output`: a folder of ours in the spill folder is a link.
     """
     path = ref.path(root)
-    home = root if spill is None else spill
-    target = home / path.relative_to(root)
+    target = path if spill is None else spill / path.relative_to(root)
+    for folder in (target.parent.parent, target.parent):
+        refuse_link(folder)
+    with storage_errors(path, "remove"):
+        remove_path(record_path_of(path))
     hashes, addresses, rows, dst_bytes = run.probes.columns
     (src_ends, src_data), (dst_ends, dst_data) = _text_buffers(addresses), _text_buffers(run.targets)
     sizes = [len(run.times), len(hashes), len(run.targets), len(src_data), len(dst_data)]
@@ -103,9 +123,11 @@ def write_spill(root: Path, spill: Path | None, ref: SpillRef, run: Spill) -> Fi
         for column in columns:
             file.write(np.ascontiguousarray(column))
             file.write(bytes(-column.nbytes % 8))
-    if spill is not None:
-        swap_symlink(path, str(target))
-    return file.record(home)
+    record = file.record(target.parent)
+    # The spill folder may be the output folder.
+    if path.exists() and path.samefile(target):
+        return record.model_copy(update={"path": path.relative_to(root).as_posix()})
+    return write_elsewhere(path, record.model_copy(update={"path": str(target)})).record(root)
 
 
 def _text_buffers(texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -244,7 +266,7 @@ def read_probes(root: Path, ref: SpillRef) -> pa.RecordBatch:
     Raises:
         IntegrityError: `bad_spill`: the file is damaged.
     """
-    with _opened(ref.path(root)) as file:
+    with _opened(ref.found(root)) as file:
         return file.probes(0, file.places.probes)
 
 
@@ -254,7 +276,7 @@ def open_spill(root: Path, ref: SpillRef, first_hash: int, last_hash: int) -> Op
     Raises:
         IntegrityError: `bad_spill`: the file is damaged.
     """
-    path = ref.path(root)
+    path = ref.found(root)
     with _opened(path) as file:
         hashes = file.column("hash", "<u8", 0, file.places.probes)
         low = int(np.searchsorted(hashes, np.uint64(first_hash), side="left"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from tasks.probes.records.decode import ProbeRecord, read_record
 from tasks.probes.records.writer import open_records
 from tasks.probes.rows.addresses import probe_hash, train_end
 from tasks.run.layout import CONFIG
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 
 _SEQUENTIAL = "readahead_buffer_size:4M"
 _READ_RECORDS = 64
@@ -106,7 +105,7 @@ def validate_records(shards: Sequence[Path], kind: str, where: str) -> Verdict:
 
 def _config(folder: Path) -> BuildProbeRowsConfig | None:
     try:
-        return BuildProbeRowsConfig.parse(json.loads(read_bytes(folder / CONFIG)))
+        return BuildProbeRowsConfig.parse(parse_json(read_bytes(folder / CONFIG)))
     except (GristmillError, OSError, ValueError):
         return None
 

@@ -9,7 +9,6 @@ All access goes through a `Store`, local or remote, so the logic exists once.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from schemas.errors import ConfigError, InputError, IntegrityError
+from schemas.errors import ConfigError, InputError, IntegrityError, remedy
 from schemas.run import RunManifest
 from tasks.run.layout import CONFIG, INPUTS, LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.manifest import parse_manifest
 from tasks.storage.listing import matches
 from tasks.storage.names import link_target
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 from tasks.storage.remote import store_at
 from tasks.storage.store import LOCAL, Entry, Store, read_stored
 
@@ -349,7 +348,7 @@ def _manifest_in(files: _Files, folder: str) -> RunManifest | IntegrityError | N
 
 def _has_run_hash(content: bytes) -> bool:
     try:
-        found = json.loads(content)
+        found = parse_json(content)
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "run_hash" in found
@@ -437,11 +436,11 @@ class _Remote(_Files):
         # `latest` is a copy here; its manifest gives the hash, which names the original run beside it.
         content = self.read(f"{folder}/{MANIFEST}")
         try:
-            run = f"{_parent(folder)}/{RUNS}/{json.loads(content or b'{}')['run_hash']}"
+            run = f"{_parent(folder)}/{RUNS}/{parse_json(content or b'{}')['run_hash']}"
         except (ValueError, LookupError, TypeError):
             return folder
         return run if self.read(f"{run}/{MANIFEST}") == content else folder
 
 
 def _unreadable(error: OSError, path: str) -> InputError:
-    return InputError(f"cannot be read: {error.strerror or error}", code="unreadable", where=path)
+    return InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=path)

@@ -152,7 +152,8 @@ def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifes
     refuse_links(folder)
     with contextlib.suppress(IntegrityError):
         manifest = read_manifest(folder)
-        if manifest.run_hash == run_hash and not _has_links(folder, manifest):
+        # No earlier version gave a run the hash that this one gives it, so a run without proof has lost it.
+        if manifest.run_hash == run_hash and manifest.is_proven and not _has_links(folder, manifest):
             check_published(folder, manifest, verify)
             return manifest
     return None

@@ -15,7 +15,7 @@ from schemas.errors import ConfigError
 from tasks.storage import links
 from tasks.storage.atomic import storage_errors, write_file
 from tasks.storage.names import link_target, make_folder
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 
 MARKER, RUNS, STAGES = links.MARKER, links.RUNS, links.STAGES
 LATEST = "latest"
@@ -94,7 +94,7 @@ def claim(output_dir: Path, flow: str, published: dict[str, str]) -> None:
 
 def _owner(marker: Path) -> str | None:
     try:
-        content = json.loads(read_bytes(marker))
+        content = parse_json(read_bytes(marker))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

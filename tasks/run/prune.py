@@ -4,18 +4,23 @@ A run is needed if it is the latest, one of the newest, or young; a stage if a n
 is young: every run that reuses a stage touches its folder, so a run in progress keeps the stages it builds on
 for `min_age_s`, on any host. Published runs lose nothing: their files are hard links of their own.
 
+A damaged run can be repaired by running its configuration again, so it is kept, with all stages: only its manifest
+knows which of them it was made from.
+
 A kill leaves nothing that looks complete: a run loses its manifest first, a stage its receipts.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.errors import ConfigError, IntegrityError
 from schemas.run import RunManifest
+from tasks.run.elsewhere import SUFFIX, read_elsewhere
 from tasks.run.layout import LATEST, MANIFEST, MARKER, RUNS, STAGES
 from tasks.run.manifest import read_manifest
 from tasks.run.publish import publishing
@@ -50,7 +55,8 @@ class Unneeded:
     Attributes:
         runs: run folders, complete or not.
         stages: stage folders.
-        spills: files outside that links in the stages point to.
+        spills: files outside that the stages record, see `tasks.run.elsewhere`.
+        damaged: run folders that are kept, and what is wrong with the manifest.
         leftovers: temporary files that a killed writer left in what is kept, where nobody writes any more.
         freed_bytes: what their removal frees; a file that a needed run also links to frees nothing.
     """
@@ -59,6 +65,7 @@ class Unneeded:
     stages: tuple[Path, ...]
     spills: tuple[Path, ...]
     freed_bytes: int
+    damaged: dict[Path, str] = field(default_factory=dict)
     leftovers: tuple[Path, ...] = ()
 
 
@@ -68,19 +75,25 @@ def list_runs(output_dir: Path) -> list[StoredRun]:
     Raises:
         ConfigError: this is not an output folder.
     """
-    if not (output_dir / MARKER).is_file():
-        raise ConfigError(
-            f"this is not an output folder: it has no {MARKER}", code="missing_path", where=str(output_dir)
-        )
+    _refuse_other(output_dir)
+    found, _ = _read_runs(output_dir)
+    return found
+
+
+def _read_runs(output_dir: Path) -> tuple[list[StoredRun], dict[Path, IntegrityError]]:
+    """Return the complete runs, newest first, and what is wrong with the manifest of each other folder."""
     latest = (output_dir / LATEST).resolve()
     found = []
+    faults = {}
     for folder in _folders(output_dir / RUNS):
         try:
             manifest = read_manifest(folder)
-        except IntegrityError:
-            continue
-        found.append(StoredRun(folder, manifest, _changed_s(folder / MANIFEST), folder.resolve() == latest))
-    return sorted(found, key=lambda run: (-run.published_s, run.folder.name))
+        except IntegrityError as error:
+            faults[folder] = error
+        else:
+            is_latest = folder.resolve() == latest
+            found.append(StoredRun(folder, manifest, _changed_s(folder / MANIFEST), is_latest))
+    return sorted(found, key=lambda run: (-run.published_s, run.folder.name)), faults
 
 
 def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -> Unneeded:
@@ -105,7 +118,15 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
     def old(folder: Path) -> bool:
         return now_s - max(_changed_s(path) for path in (folder, folder / RECEIPTS)) >= min_age_s
 
-    complete = list_runs(output_dir)
+    _refuse_other(output_dir)
+    complete, faults = _read_runs(output_dir)
+    latest = (output_dir / LATEST).resolve()
+    # A folder without a manifest is a run that never ended, except where `latest` leads.
+    damaged = {
+        folder: error.message
+        for folder, error in faults.items()
+        if error.code != "no_manifest" or folder.resolve() == latest
+    }
     kept = {
         run.folder: run.manifest
         for number, run in enumerate(complete)
@@ -116,10 +137,12 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
     runs = tuple(
         folder
         for folder in _folders(output_dir / RUNS)
-        if folder not in kept and (folder in whole or old(folder))
+        if folder not in kept and folder not in damaged and (folder in whole or old(folder))
     )
     stages = tuple(
-        folder for folder in _folders(output_dir / STAGES) if folder.name not in used and old(folder)
+        folder
+        for folder in _folders(output_dir / STAGES)
+        if not damaged and folder.name not in used and old(folder)
     )
     spills = tuple(target for stage in stages for target in _spills(stage))
     leftovers = tuple(
@@ -130,7 +153,7 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
         for path in walk(folder, f"{TEMP_PREFIX}*")
         if now_s - _changed_s(path) >= min_age_s
     )
-    return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills), leftovers)
+    return Unneeded(runs, stages, spills, _freed_bytes([*runs, *stages], spills), damaged, leftovers)
 
 
 def remove(output_dir: Path, unneeded: Unneeded) -> None:
@@ -159,6 +182,13 @@ def remove(output_dir: Path, unneeded: Unneeded) -> None:
             remove_path(leftover)
 
 
+def _refuse_other(output_dir: Path) -> None:
+    if not (output_dir / MARKER).is_file():
+        raise ConfigError(
+            f"this is not an output folder: it has no {MARKER}", code="missing_path", where=str(output_dir)
+        )
+
+
 def _folders(parent: Path) -> list[Path]:
     return [path for path in entries(parent) if path.is_dir() and not path.is_symlink()]
 
@@ -171,12 +201,23 @@ def _changed_s(path: Path) -> float:
 
 
 def _spills(stage: Path) -> Iterator[Path]:
-    """Find files in a spill folder, where they have the same relative paths as their links here."""
+    """Find files in a spill folder, where they have the same relative paths as their records here."""
     for path in entries(stage):
-        if (link := link_target(path)) is not None:
-            target = Path(link)
-            if target.parts[-3:] == (STAGES, stage.name, path.name):
-                yield target
+        target = _recorded(path)
+        if target is not None and target.parts[-3:] == (STAGES, stage.name, path.name.removesuffix(SUFFIX)):
+            for folder in (target.parent.parent, target.parent):
+                refuse_link(folder)
+            yield target
+
+
+def _recorded(path: Path) -> Path | None:
+    # Earlier versions made symbolic links.
+    if (link := link_target(path)) is not None:
+        return Path(link)
+    if path.suffix == SUFFIX:
+        with contextlib.suppress(OSError, IntegrityError):
+            return Path(read_elsewhere(path).path)
+    return None
 
 
 def _freed_bytes(folders: list[Path], spills: tuple[Path, ...]) -> int:

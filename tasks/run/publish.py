@@ -163,7 +163,7 @@ def publish_run(publication: Publication) -> RunManifest:
 
 def json_document(value: Any) -> bytes:
     """Format a small JSON file for people to read."""
-    return json.dumps(value, indent=2).encode() + b"\n"
+    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def fill_run(
@@ -184,9 +184,10 @@ def fill_run(
     """
     folder = run_folder(output_dir, run_hash)
     records = [*_records(documents)]
-    # The rest are refused as they are made; what is left over, below this name too, is removed before.
-    with storage_errors(folder / MANIFEST):
-        refuse_folder(folder / MANIFEST)
+    # The rest are refused as they are made; what is left over, below these names too, is removed before.
+    for name in (*NOTES, MANIFEST):
+        with storage_errors(folder / name):
+            refuse_folder(folder / name)
     for name, record in links.items():
         link_file(output_dir / record.path, folder / name)
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from schemas.errors import IntegrityError
 from schemas.run import RECEIPT_FORMAT, FileRecord, Receipt, Record
+from tasks.run import elsewhere
 from tasks.storage.atomic import storage_errors
 from tasks.storage.links import refuse_links
 from tasks.storage.names import touch_folder
@@ -155,7 +156,7 @@ def format_record(receipt: Receipt) -> bytes:
 
 
 def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
-    """Check that the files of a receipt exist as it describes them.
+    """Check that the files of a receipt exist as it describes them, and those that they record to be elsewhere.
 
     `size` costs one stat per file and finds missing and truncated files; `sha256` reads them and finds flipped
     bits; `off` checks only the paths.
@@ -171,6 +172,10 @@ def verify_files(receipt: Receipt, output_dir: Path, level: Verify) -> None:
             raise _foreign(f"it names the file {file.path!r}, outside the output directory")
         if level is not Verify.OFF:
             _verify_file(file, output_dir / relative, level)
+            if relative.suffix == elsewhere.SUFFIX:
+                with storage_errors(output_dir / relative, "read"):
+                    named = elsewhere.read_elsewhere(output_dir / relative)
+                _verify_file(named, Path(named.path), level)
 
 
 def _verify_file(file: FileRecord, path: Path, level: Verify) -> None:

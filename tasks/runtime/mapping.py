@@ -17,7 +17,7 @@ from tasks.report.reuse import Reuse
 from tasks.run.receipts import Verify
 from tasks.runtime.cache import bind
 from tasks.runtime.names import task_names
-from tasks.runtime.pool import Pool
+from tasks.runtime.pool import Pool, drop_messages
 from tasks.runtime.progress import ProgressArtifact, Stage
 from tasks.runtime.retries import RETRIES
 
@@ -54,6 +54,7 @@ def each_with_receipts(
                 _watch(stage, names, futures, pool)
                 receipts = [future.result() for future in futures]
             except BrokenProcessPool:
+                drop_messages()
                 raise pool.error(output_dir, step.name, dict(zip(names, jobs, strict=True))) from None
         for future in futures:
             if reuse is not None:

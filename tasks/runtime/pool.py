@@ -10,6 +10,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from prefect.context import FlowRunContext
+
 from schemas.errors import WorkError
 from tasks.run.receipts import receipt_key
 from tasks.runtime.locks import FlockManager
@@ -63,6 +65,18 @@ class Pool:
             if None not in codes.values() or time.monotonic() > deadline:
                 return codes
             time.sleep(_LOOK_S)
+
+
+def drop_messages() -> None:
+    """Let this process end although a killed worker process may have held the lock of the messages between them.
+
+    Prefect's runner reads the logs of its workers from a queue, and Python waits at its end until all that was put
+    into it is written: for ever, if a process died while it wrote.
+    """
+    context = FlowRunContext.get()
+    messages = getattr(context.task_runner, "_subprocess_message_queue", None) if context else None
+    if messages is not None:
+        messages.cancel_join_thread()
 
 
 def _last_holder(output_dir: Path, job: Any) -> int | None:

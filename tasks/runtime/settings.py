@@ -26,7 +26,7 @@ _QUIET = {
 }
 
 # Each prints a long line for every event that could not be sent; the run says once that the server is gone.
-_QUIET_SENDERS = ("EventsWorker", "prefect._internal.concurrency", "prefect.events.clients")
+_QUIET_SENDERS = ("APILogWorker", "EventsWorker", "prefect._internal.concurrency", "prefect.events.clients")
 _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK = ("127.0.0.1", "localhost")

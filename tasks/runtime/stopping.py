@@ -62,7 +62,7 @@ def _end() -> None:
 
 def end_now(code: int) -> None:
     """End this process without waiting for threads, or for Prefect to send what it still has."""
-    for act in last_acts:
+    for act in tuple(last_acts):
         with contextlib.suppress(Exception):
             act()
     for stream in (sys.stdout, sys.stderr):

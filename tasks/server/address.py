@@ -9,16 +9,21 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.parse
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from schemas.errors import ConfigError, WorkError, has_secret
 from tasks.server.embedded import EmbeddedServer
 from tasks.server.http import call
-from tasks.server.state import State
+from tasks.server.state import Record, State
 from tasks.server.tokens import AUTH_VARIABLE
 
 _API_URL = "PREFECT_API_URL"
 _embedded: EmbeddedServer | None = None
+
+
+def _unknown() -> str | None:
+    return None
 
 
 class Api(NamedTuple):
@@ -29,12 +34,14 @@ class Api(NamedTuple):
         kind: `given`, `configured`, `local` or `embedded`.
         ui: the URL of its UI, or nothing.
         token: of a server of ours; another one's is a setting of Prefect's.
+        ended: returns how the server's process ended; `None` while it runs, or for a server that is not ours.
     """
 
     url: str
     kind: Literal["given", "configured", "local", "embedded"]
     ui: str | None
     token: str | None = None
+    ended: Callable[[], str | None] = _unknown
 
 
 def use_api(address: str | None) -> Api:
@@ -57,38 +64,42 @@ def use_api(address: str | None) -> Api:
     return api
 
 
-def embedded_server() -> EmbeddedServer | None:
-    """Return the embedded server of this process, if it has one."""
-    return _embedded
-
-
 def _find(address: str | None) -> Api:
     global _embedded
     state = State.of_user()
     record = state.read()
-    # Ours may also be given or configured; its token changes with every start.
-    own = {record.url: record.token} if record is not None else {}
     if address is not None:
         url = normal_address(address)
-        if url not in own and os.environ.get(AUTH_VARIABLE) in own.values():
-            # From `status --env`; it is no business of another server's.
-            del os.environ[AUTH_VARIABLE]
-        _reach(url, "--address", own.get(url))
-        return Api(url, "given", url.removesuffix("/api"), own.get(url))
+        return _named(Api(url, "given", url.removesuffix("/api")), "--address", record)
     if _embedded is not None:
-        return Api(_embedded.url, "embedded", None, _embedded.token)
+        return _of_embedded(_embedded)
     from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 
     configured = PREFECT_API_URL.value()
     if configured:
         _refuse_password(configured, _API_URL)
-        token = own.get(configured.rstrip("/"))
-        _reach(configured, _API_URL, token)
-        return Api(configured, "configured", PREFECT_UI_URL.value(), token)
+        return _named(Api(configured, "configured", PREFECT_UI_URL.value()), _API_URL, record)
     if record is not None and record.answers():
-        return Api(record.url, "local", f"{record.ui}/v2", record.token)
+        return Api(record.url, "local", f"{record.ui}/v2", record.token, record.ended)
     _embedded = EmbeddedServer(state)
-    return Api(_embedded.url, "embedded", None, _embedded.token)
+    return _of_embedded(_embedded)
+
+
+def _of_embedded(server: EmbeddedServer) -> Api:
+    return Api(server.url, "embedded", None, server.token, server.ended)
+
+
+def _named(api: Api, where: str, record: Record | None) -> Api:
+    """Check that a server that the user named responds; it may be ours, whose token changes with every start."""
+    ours = [server for server in (record, _embedded) if server is not None]
+    named = [server for server in ours if server.url == api.url.rstrip("/")]
+    if named:
+        api = api._replace(token=named[0].token, ended=named[0].ended)
+    elif os.environ.get(AUTH_VARIABLE) in [server.token for server in ours]:
+        # From `status --env` or an earlier run; it is no business of another server's.
+        del os.environ[AUTH_VARIABLE]
+    _reach(api.url, where, api.token)
+    return api
 
 
 def normal_address(address: str) -> str:

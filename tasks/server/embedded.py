@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import WorkError
+from tasks.runtime.stopping import last_acts
 from tasks.server.http import answers, wait_until
 from tasks.server.launch import (
     START_TIMEOUT_S,
@@ -29,8 +31,12 @@ from tasks.server.state import State
 from tasks.server.tokens import new_token
 from tasks.storage.flock import locked
 
+logger = logging.getLogger("gristmill.server")
+
 # Longer than the server takes to end by itself, and together with the grace of an interrupted run within 10 s.
 _STOP_S = 4.0
+# Longer than a start takes on a machine that is not overloaded.
+_SAY_S = 30.0
 
 
 class EmbeddedServer:
@@ -58,7 +64,9 @@ class EmbeddedServer:
                     start_new_session=True,
                     pass_fds=(listener.fileno(),),
                 )
+            # In whatever way this process ends.
             atexit.register(self.stop)
+            last_acts.append(self.stop)
             try:
                 self._wait(log)
             finally:
@@ -66,12 +74,27 @@ class EmbeddedServer:
                 log.unlink(missing_ok=True)
 
     def _wait(self, log: Path) -> None:
-        wait_until(lambda: self._process.poll() is not None or self._answers(), START_TIMEOUT_S)
-        if self._process.poll() is None and self._answers():
+        healthy = False
+
+        def decided() -> bool:
+            nonlocal healthy
+            ended = self._process.poll() is not None
+            healthy = not ended and self._answers()
+            return healthy or ended
+
+        if not wait_until(decided, _SAY_S):
+            logger.warning(
+                "waiting for the embedded Prefect server to start, for up to %.0f s", START_TIMEOUT_S
+            )
+            wait_until(decided, START_TIMEOUT_S - _SAY_S)
+        if healthy:
             return
-        said = log.read_text(errors="replace").strip()[-2000:]
+        why = self.ended() or f"does not answer after {START_TIMEOUT_S:.0f} s"
+        said = log.read_text(errors="replace").strip()[-2000:] or "nothing"
         self.stop()
-        raise WorkError(f"the embedded Prefect server did not start; it said: {said}", code="no_server")
+        raise WorkError(
+            f"the embedded Prefect server did not start: it {why}; it said: {said}", code="no_server"
+        )
 
     def _answers(self) -> bool:
         return answers(self.url, self.token)
@@ -95,6 +118,8 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # Only now: this process may be ended while it waits, and a suspended server would be left.
+        last_acts[:] = [act for act in last_acts if act != self.stop]
 
 
 @contextlib.contextmanager

@@ -4,9 +4,10 @@ Prefect's client repeats a failed request five times, each with a longer pause a
 thread that the run needs, and users see nothing. Here a thread asks every second whether the server is healthy, and
 the client's transport waits only as long as that makes sense, and says so:
 
-- The server has ended, or has not been healthy for `Patience.gone_s`: nothing waits any longer. A run that has not
-  started fails (`unreachable_server`). One that has started continues: its data need no server. Its states then count
-  as accepted, so that it ends as it would have, and `unrecorded` tells that the server does not know it.
+- The server has ended, was replaced by one with another token, or has not been healthy for `Patience.gone_s`: nothing
+  waits any longer. A run that has not started fails (`unreachable_server`). One that has started continues: its data
+  need no server. Its states then count as accepted, so that it ends as it would have, and `unrecorded` tells that the
+  server does not know it.
 - The server is healthy, but does not answer a request, as when something else locks its database: the start and the
   end of a run wait for up to `busy_s`, anything else (progress, artifacts) for `extra_s`.
 
@@ -40,6 +41,8 @@ _PAUSE_S = 0.5
 _HEALTH_S = 3.0
 _TEMPORARY = (408, 429, 502, 503, 504)
 _BROKEN = 500
+_UNKNOWN, _FORBIDDEN = 401, 403
+_REPLACED = "was replaced by one with another token"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class ServerLink:
 
     Args:
         url: of the API, with `/api`.
+        token: of a server of ours.
         ended: returns how the server's process ended, or `None` while it runs or if that cannot be known.
         patience: how long to wait.
 
@@ -77,6 +81,7 @@ class ServerLink:
     def __init__(
         self,
         url: str,
+        token: str | None = None,
         ended: Callable[[], str | None] = lambda: None,
         patience: Patience = Patience(),
     ) -> None:
@@ -85,6 +90,7 @@ class ServerLink:
         self.running = False
         self.unrecorded = False
         self.failure: WorkError | None = None
+        self._token = token
         self._ended = ended
         self._why: str | None = None
         self.interrupted = False
@@ -115,12 +121,14 @@ class ServerLink:
         """Wait for nothing any more."""
         self.interrupted = True
 
-    def lost(self) -> WorkError:
-        """Return the error of a run that cannot do without the server."""
-        why = self._why or "does not answer"
+    def lost(self, why: str | None = None) -> WorkError:
+        """Return the error of a request that got no answer; the run cannot do without it, unless it has started."""
+        why = why or self._why or "does not answer"
+        remedy = (
+            "see that it runs and answers, or give another address, then run the same command again to resume"
+        )
         return WorkError(
-            f"the Prefect server {why}; see that it runs and answers, or give another address, "
-            "then run the same command again to resume",
+            f"the Prefect server {why}" + ("" if self.running else f"; {remedy}"),
             code="unreachable_server",
             where=self.url,
         )
@@ -132,10 +140,12 @@ class ServerLink:
     def _look(self) -> None:
         why = self._ended()
         if why is None:
-            sick = _sickness(self.url)
+            sick = _sickness(self.url, self._token)
             now = time.monotonic()
             if sick is None:
                 self._heard = now
+            elif sick == _REPLACED:
+                why = sick
             elif now - self._heard >= self.patience.gone_s:
                 why = f"has not been healthy for {self.patience.gone_s:.0f} s ({sick})"
         if why and not self._why and self.running and not self._closed.is_set():
@@ -145,11 +155,13 @@ class ServerLink:
         self._why = why
 
 
-def _sickness(url: str) -> str | None:
+def _sickness(url: str, token: str | None) -> str | None:
     """Return why an API is not healthy, or `None`; the hosted product has no health check, so it may refuse."""
     try:
-        call(f"{url}/health", timeout_s=_HEALTH_S)
+        call(f"{url}/health", timeout_s=_HEALTH_S, token=token)
     except urllib.error.HTTPError as error:
+        if token and error.code == _UNKNOWN:
+            return _REPLACED
         return None if error.code < _BROKEN else f"HTTP status {error.code}"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
@@ -213,6 +225,8 @@ class PatientTransport(httpx.BaseTransport):
                 answer = answers.get(timeout=_PAUSE_S)
             except queue.Empty:
                 answer = None
+            if isinstance(answer, httpx.Response) and _is_refusal(answer):
+                return self._without(request, f"refuses this program ({_describe(answer)})")
             if isinstance(answer, httpx.Response) and not _is_temporary(answer):
                 link.running |= _starts_run(request, answer)
                 return answer
@@ -251,7 +265,7 @@ class PatientTransport(httpx.BaseTransport):
         threading.Thread(target=send, name="server-request", daemon=True).start()
         return answers
 
-    def _without(self, request: httpx.Request) -> httpx.Response:
+    def _without(self, request: httpx.Request, why: str | None = None) -> httpx.Response:
         """Answer in place of the server what a started run needs to continue."""
         link = self._link
         if (link.running or link.interrupted) and _needed(request):
@@ -262,7 +276,7 @@ class PatientTransport(httpx.BaseTransport):
         if link.running and request.url.path.endswith("/csrf-token"):
             # What a server without such tokens answers.
             return httpx.Response(404)
-        error = link.lost()
+        error = link.lost(why)
         if not link.running and not link.interrupted:
             link.failure = error
         raise error
@@ -287,7 +301,15 @@ def _is_temporary(response: httpx.Response) -> bool:
     return response.status_code in _TEMPORARY or response.status_code == _BROKEN
 
 
+def _is_refusal(response: httpx.Response) -> bool:
+    """Return whether the server does not know us, as its token is another one; Prefect renews CSRF tokens itself."""
+    code = response.status_code
+    return code == _UNKNOWN or (code == _FORBIDDEN and "CSRF" not in response.text)
+
+
 def _describe(answer: httpx.Response | Exception) -> str:
     if isinstance(answer, httpx.Response):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return f"HTTP status {answer.status_code}: {answer.json()['detail']}"
         return f"HTTP status {answer.status_code}"
     return str(answer) or type(answer).__name__

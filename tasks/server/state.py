@@ -55,6 +55,10 @@ class Record:
         """Return whether the server is running and reports that it is healthy."""
         return self.server.running and answers(self.url, self.token, timeout_s)
 
+    def ended(self) -> str | None:
+        """Return that the server's process has ended, or `None` while it runs."""
+        return None if self.server.running else "has ended"
+
 
 @dataclass(frozen=True)
 class State:

@@ -64,7 +64,8 @@ class Codes:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._used: dict[str, int] = {}
+        # Kept for ever: the clock may be set back. There are only as many as the user opened.
+        self._used: set[str] = set()
 
     def redeem(self, code: str) -> bool:
         """Return whether a code is valid, which it is only once."""
@@ -73,10 +74,9 @@ class Codes:
         if not hmac.compare_digest(proof.encode(), expected.encode()):
             return False
         # Nobody else can have written it.
-        until, now = int(content.partition(".")[0]), time.time()
-        if until < now or content in self._used:
+        if int(content.partition(".")[0]) < time.time() or content in self._used:
             return False
-        self._used = {used: end for used, end in self._used.items() if end >= now} | {content: until}
+        self._used.add(content)
         return True
 
 

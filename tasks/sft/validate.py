@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from tasks.sft.packed import PackedSplit
 from tasks.sft.shards.find import shard_format, shard_of
 from tasks.sft.shards.validate import validate_shards
 from tasks.sft.shards.writers import SUFFIXES
+from tasks.storage.reading import parse_json
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
@@ -85,7 +85,7 @@ def _check_blend(run: Found[Any]) -> list[Fault]:
     path = run.at(BLEND)
     published = {shard_of(record) for record in run.manifest.outputs}
     try:
-        blend: dict[str, list[str]] = json.loads(content_of(path))
+        blend: dict[str, list[str]] = parse_json(content_of(path))
         named = [str(name) for entries in blend.values() for name in entries[1::2]]
         weights = [float(weight) for entries in blend.values() for weight in entries[0::2]]
     except (OSError, ValueError, AttributeError, TypeError) as error:

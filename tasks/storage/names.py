@@ -29,9 +29,15 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folders(folders: Iterable[Path]) -> None:
-    """Write the names in folders to disk: syncing a file keeps its content, not the name that leads to it."""
+    """Write the names in folders to disk: syncing a file keeps its content, not the name that leads to it.
+
+    A folder that this user may write but not list, such as a shared one above `output_dir`, cannot be synced.
+    """
     for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except PermissionError:
+            continue
         try:
             os.fsync(descriptor)
         finally:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.errors import InputError
+from schemas.errors import InputError, remedy
 from tasks.storage.atomic import AtomicFile
 from tasks.storage.reading import LocalPath, open_binary, open_regular
 
@@ -105,7 +105,7 @@ def parquet_fault(error: Exception, where: str) -> InputError:
     """Convert one of `PARQUET_ERRORS` for `parquet_faults`."""
     # Arrow also raises OSError, without a number, for data it cannot decode.
     if isinstance(error, OSError) and error.errno is not None:
-        return InputError(f"cannot be read: {error.strerror or error}", code="unreadable", where=where)
+        return InputError(f"cannot be read: {remedy(error)}", code="unreadable", where=where)
     return InputError(
         f"the Parquet file is truncated or damaged ({error}); fetch or write it again",
         code="bad_parquet",

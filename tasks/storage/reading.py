@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import mmap
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from schemas.errors import system_error
 
 LocalPath = str | os.PathLike[str]
 
@@ -23,9 +26,16 @@ def open_regular(path: LocalPath, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         OSError: the system refuses, or it is a folder, a pipe, a socket or a device.
+        StorageError: `limit`: no more files may be opened.
     """
-    # Without waiting for the other end of a pipe; files are read the same way.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # Without waiting for the other end of a pipe; files are read the same way.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        # Not an OSError, which says something about this file: it may be judged, skipped or made again for it.
+        if error.errno in (errno.EMFILE, errno.ENFILE) and (limit := system_error(error)) is not None:
+            raise limit from error
+        raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -71,6 +81,18 @@ def read_text(path: LocalPath) -> str:
     """Read a UTF-8 file, with `\\n` at the end of each line."""
     with open(path, encoding="utf-8", opener=open_regular) as file:
         return file.read()
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON that anyone may have written.
+
+    Raises:
+        ValueError: it is not JSON, or its arrays and objects are nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sha256_of_file(path: LocalPath) -> str:

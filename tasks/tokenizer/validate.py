@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from schemas.run import Receipt, RunManifest
 from schemas.tokenizer import TOKENIZER
 from schemas.verdict import Fault, Verdict
 from tasks.run.layout import stage_folder
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 
 _FILE = "tokenizer.json"
 
@@ -43,7 +42,7 @@ def validate_tokenizer(folder: Path, manifest: RunManifest, full: bool) -> Verdi
 
 def _check(path: Path, expected: int | None) -> Verdict:
     try:
-        description = json.loads(read_bytes(path))
+        description = parse_json(read_bytes(path))
         vocabulary = description["model"]["vocab"]
         ids = {
             # A list of pieces and scores for the model unigram.

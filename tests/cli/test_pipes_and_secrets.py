@@ -15,6 +15,7 @@ from workloads import ROOT, command, environment
 
 from schemas.errors import ConfigError, has_secret, without_secrets
 from schemas.sft import PackSftConfig
+from tasks.storage.remote import store_at
 
 PASSWORD = "hunter2"
 URI = f"s3://user:{PASSWORD}@bucket/chats"
@@ -48,6 +49,20 @@ def test_passwords_are_not_shown(text: str, shown: str) -> None:
 )
 def test_what_is_no_password_is_shown(text: str) -> None:
     assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize("piece", ["a.", "a://b:", "https://a", "a", "a:/", "a:1"])
+def test_a_long_text_takes_no_longer(piece: str) -> None:
+    """Searched from each place to the end, a megabyte would take an hour."""
+    text = f"@ {piece * (2**20 // len(piece))}"
+    assert without_secrets(text) == text
+
+
+def test_a_password_is_refused_by_whoever_opens_a_uri() -> None:
+    """Trainers do, without a configuration or the command line."""
+    with pytest.raises(ConfigError) as caught:
+        store_at(URI)
+    assert (caught.value.code, caught.value.where) == ("secret_in_uri", "s3://***@bucket/chats")
 
 
 FIELDS = {

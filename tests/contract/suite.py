@@ -15,10 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from commands import Cli
 from manifests import edit_manifest
 from serial_runs import Runs
 from support import Serial, entry_of, mill_of, published_digests, state_of
@@ -51,9 +53,13 @@ _DAY_S = 86_400.0
 
 
 def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
+    content = path.read_bytes()
     # No place where only the layout of JSON would change.
-    place = next(n for n in range(len(content) // 2, len(content)) if chr(content[n]).isalnum())
+    _flip_at(next(n for n in range(len(content) // 2, len(content)) if chr(content[n]).isalnum()), path)
+
+
+def _flip_at(place: int, path: Path) -> None:
+    content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
 
@@ -375,6 +381,27 @@ class FlowContract(Workload):
             assert again.outputs == manifest.outputs, how
             assert path.read_bytes() == intact or name in (MANIFEST, REPORT_PAGE), how
 
+    def test_damage_to_a_reject_file_is_a_finding_with_its_name(self, cli: Cli, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        self.write(tmp_path / "in", bad_rows=6)
+        manifest, _ = self.mill(tmp_path / "in", out, max_reject_fraction=1)
+        rejects = next(record.path for record in manifest.outputs if record.path.startswith("rejects/"))
+        path = out / RUNS / manifest.run_hash / rejects
+        intact = path.read_bytes()
+        flips = {f"byte {n}": partial(_flip_at, n) for n in range(0, len(intact), 101)}
+        for how, damage in {**DAMAGE, **flips}.items():
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+            path.write_bytes(intact)
+            damage(path)
+            found = cli("validate", out, "--json")
+            assert found.code == 3 and not found.err, (how, found.err)
+            assert str(path) in {fault["where"] for fault in json.loads(found.out)["faults"]}, how
+            # Its footer has no checksum: some flips in it change nothing that is read.
+            for command in ("validate", "inspect"):
+                alone = cli(command, path.parent)
+                assert alone.code in (0, 1, 2, 3), how
+                assert alone.code in (0, 3) or alone.message, how
+
     @pytest.mark.parametrize("value", [7, "text", [1], {"train": 1}, {"train": {"chats": []}}, None])
     def test_statistics_of_another_type_are_an_error_and_no_traceback(
         self, source: Path, tmp_path: Path, value: object
@@ -399,6 +426,22 @@ class FlowContract(Workload):
         newer, _ = self.mill(source, out, **self.change({}))
         assert not _errors(out) and newer.run_hash != manifest.run_hash
 
+    def test_json_that_is_nested_too_deeply_is_damage(self, source: Path, tmp_path: Path) -> None:
+        out, deep = tmp_path / "out", b"[" * 100_000
+        manifest, _ = self.mill(source, out)
+        run = out / RUNS / manifest.run_hash
+        documents = [record.path for record in manifest.outputs if record.path.endswith(".json")]
+        for path in (out / STAGES / FINGERPRINTS, *(run / name for name in (MANIFEST, CONFIG, *documents))):
+            path.unlink(missing_ok=True)
+            path.write_bytes(deep)
+            assert path.parent.name == STAGES or _errors(out)
+            self.mill(source, out)
+            assert not _errors(out)
+        (out / MARKER).write_bytes(deep)
+        with pytest.raises(ConfigError) as caught:
+            self.mill(source, out)
+        assert (caught.value.code, caught.value.where) == ("foreign_output", str(out / MARKER))
+
     def test_a_file_that_the_manifest_does_not_name_is_found(self, source: Path, tmp_path: Path) -> None:
         manifest, _ = self.mill(source, tmp_path / "out")
         folder = tmp_path / "out" / RUNS / manifest.run_hash
@@ -410,7 +453,9 @@ class FlowContract(Workload):
             [fault] = _errors(tmp_path / "out", full)
             assert (fault.rule, fault.where) == ("unlisted_file", str(folder / "deep/train-99999.parquet"))
 
-    def test_a_run_of_an_earlier_version_has_no_digest_of_its_own(self, source: Path, tmp_path: Path) -> None:
+    def test_a_manifest_without_a_digest_is_of_an_earlier_version_and_proves_nothing(
+        self, source: Path, tmp_path: Path
+    ) -> None:
         out = tmp_path / "out"
         manifest, _ = self.mill(source, out)
         old = manifest.model_dump(exclude={"notes", "manifest_sha256"}, mode="json") | {"format": 1}
@@ -419,8 +464,11 @@ class FlowContract(Workload):
         assert not _errors(out)
         told = [fault.detail for fault in validate_path(out).faults]
         assert any("no digest of its own, published by an earlier version" in detail for detail in told)
-        found = completed_run(out, manifest.run_hash, Verify.SHA256)
-        assert found is not None and not found.is_proven and found.outputs == manifest.outputs
+        # No earlier version made a run of this hash: someone took the digest out.
+        assert completed_run(out, manifest.run_hash, Verify.SIZE) is None
+        again, _ = self.mill(source, out)
+        assert completed_run(out, manifest.run_hash, Verify.SHA256) == again and again.is_proven
+        assert again.outputs == manifest.outputs
 
     # History and pruning.
 
@@ -438,6 +486,28 @@ class FlowContract(Workload):
         assert [run.manifest.run_hash for run in list_runs(out)] == [new.run_hash]
         assert {path.name for path in (out / STAGES).iterdir() if path.is_dir()} == set(new.stages.values())
         assert not list(published_faults(out / LATEST, new, Verify.SHA256))
+
+    def test_a_damaged_run_is_not_pruned_and_can_be_repaired(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        old, _ = self.mill(source, out)
+        latest, _ = self.mill(source, out, **self.change({}))
+        path, head = out / RUNS / old.run_hash / MANIFEST, out / LATEST / MANIFEST
+        whole, later = path.read_bytes(), time.time() + _DAY_S
+        for damage in (b"", whole[:-5], whole.replace(b'"rows_in": ', b'"rows_in": 1'), b'{"format": 99}'):
+            path.write_bytes(damage)
+            unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
+            assert [folder.name for folder in unneeded.damaged] == [old.run_hash]
+            assert (unneeded.runs, unneeded.stages) == ((), ())
+        path.write_bytes(whole)
+        # Where `latest` leads, a missing manifest is damage, too.
+        head.rename(tmp_path / "moved")
+        unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
+        assert [folder.name for folder in unneeded.damaged] == [latest.run_hash]
+        assert ([folder.name for folder in unneeded.runs], unneeded.stages) == ([old.run_hash], ())
+        remove(out, unneeded)
+        again, done = self.mill(source, out, **self.change({}))
+        assert again.outputs == latest.outputs and not done.executed
+        assert find_unneeded(out, keep=0, min_age_s=0, now_s=later).damaged == {}
 
     def test_pruning_during_a_run_leaves_it_alone(self, source: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
@@ -465,6 +535,32 @@ class FlowContract(Workload):
         entry = entry_of(self.flow)
         config = self.config(source, out, **self.change({}))
         return mill_of(entry, config, after_first_step=act)[0]
+
+    # Limits of the process.
+
+    @pytest.mark.parametrize("limit", ["NOFILE", "FSIZE"])
+    def test_a_limit_of_the_process_is_named_and_lifting_it_resumes_the_run(
+        self, runs: Runs, source: Path, tmp_path: Path, limit: str
+    ) -> None:
+        undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
+        new = self.change(self.raw(source, out))
+        assert runs.run({**new, "output_dir": str(undisturbed)}, flow=self.flow) == 0
+        expected = published_digests(undisturbed / LATEST)
+        sizes = sorted(path.stat().st_size for path in _files(undisturbed))
+        assert runs.run(self.raw(source, out), flow=self.flow) == 0
+        old = (out / LATEST).resolve()
+        # From nothing on, until it is enough.
+        values = range(40) if limit == "NOFILE" else [0, *sizes[:: len(sizes) // 3], sizes[-1] - 1, 2**30]
+        for value in values:
+            if runs.run(new, flow=self.flow, limits={limit: value}) == 0:
+                break
+            error = runs.error
+            assert error is not None and error["code"] in ("limit", "storage"), error
+            assert ("ulimit -n" if limit == "NOFILE" else "ulimit -f") in error["message"], error
+            assert (out / LATEST).resolve() == old and not list(temporary_files(out)), value
+        assert value > values[0]
+        assert published_digests(out / LATEST) == expected
+        assert not list(published_faults(out / LATEST, read_manifest(out / LATEST), Verify.SHA256))
 
     # Kills.
 

@@ -141,6 +141,8 @@ def reader(folder: Path, prefect_api: str) -> Iterator[Reader]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHON"))}
     own = {STATE_VARIABLE: str(state.folder), "PREFECT_HOME": str(folder / "prefect"), "SERVER": prefect_api}
     own |= {"PROJECT": str(ROOT), AUTH_VARIABLE: os.environ[AUTH_VARIABLE]}
+    # The temporary server that a bare `prefect deploy` starts makes its database first.
+    own |= {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120"}
     try:
         yield Reader(folder, kept | own)
     finally:

@@ -103,7 +103,7 @@ def _numbers(value: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     ("flow", "count"),
-    [("pack-sft", 40), ("sample-corpus", 10), ("train-tokenizer", 10), ("build-probe-rows", 66)],
+    [("pack-sft", 24), ("sample-corpus", 24), ("train-tokenizer", 24), ("build-probe-rows", 44)],
 )
 def test_a_crafted_input_gives_rows_and_rejects_or_an_error_with_a_code(
     tmp_path: Path, small_tokenizer: Path, flow: str, count: int
@@ -118,7 +118,7 @@ def test_a_crafted_input_gives_rows_and_rejects_or_an_error_with_a_code(
             raise AssertionError(f"{file.name}: {file.what}") from error
         shutil.rmtree(folder)
     assert 0 < ends["done"] < count
-    assert len(ends) > 2
+    assert len(ends) > 2, ends
 
 
 def test_the_same_seed_gives_the_same_files() -> None:

@@ -108,6 +108,7 @@ def test_a_stage_that_a_run_uses_again_is_young(tmp_path: Path, small_tokenizer:
     out = tmp_path / "out"
     run_hash = pack(tmp_path, small_tokenizer, 128)
     (out / "runs" / run_hash / "manifest.json").unlink()
+    (out / "latest").unlink()
     age(out, 10)
     assert set(stages(out)) == {path.name for path in find_unneeded(out, 1, DAY_S, time.time()).stages}
     pack(tmp_path, small_tokenizer, 128)
@@ -148,11 +149,41 @@ def test_spilled_files_go_with_their_stage_and_nothing_else_does(tmp_path: Path)
     other.write_text("mine")
     [stage] = {path.parent.name for path in spilled}
     (out / "stages" / stage / "link").symlink_to(other)
+    # As earlier versions recorded spilled files; and what names files that are not the stage's.
+    linked = spill / "stages" / stage / "run-000009.spill"
+    linked.write_text("")
+    (out / "stages" / stage / linked.name).symlink_to(linked)
+    for name, content in (
+        ("mine.txt.elsewhere", json.dumps({"path": str(other), "bytes": 4, "sha256": "0" * 64})),
+        ("torn.elsewhere", "{"),
+    ):
+        (out / "stages" / stage / name).write_text(content)
+    assert set(find_unneeded(out, 1, 0, time.time() + 1).spills) == set()
     (out / "latest").unlink()
     (out / "runs" / manifest.run_hash / "manifest.json").unlink()
-    remove(out, find_unneeded(out, 0, 0, time.time() + 1))
-    assert not any(path.exists() for path in spilled)
+    unneeded = find_unneeded(out, 0, 0, time.time() + 1)
+    assert unneeded.spills == (*spilled, linked)
+    assert unneeded.freed_bytes >= sum(path.stat().st_size for path in spilled)
+    remove(out, unneeded)
+    assert not any(path.exists() for path in (*spilled, linked))
     assert other.read_text() == "mine" and stages(out) == set()
+
+
+def test_a_damaged_run_is_kept_and_named(cli: Cli, tmp_path: Path, small_tokenizer: Path) -> None:
+    out = tmp_path / "out"
+    run_hash = pack(tmp_path, small_tokenizer, 128)
+    (out / "runs" / run_hash / "manifest.json").write_text("{")
+    age(out, 10)
+    before = stages(out)
+    for options in ((), ("--dry-run",)):
+        outcome = cli("prune", out, "--keep", "0", *options)
+        assert outcome.code == 0, outcome.err
+        assert f"kept run {run_hash}, which is damaged, and all stages: repair it by running" in outcome.out
+    found = json.loads(cli("prune", out, "--json").out)
+    assert (found["damaged"], found["runs"], found["stages"]) == ([run_hash], [], [])
+    assert stages(out) == before
+    assert pack(tmp_path, small_tokenizer, 128) == run_hash
+    assert json.loads(cli("prune", out, "--json").out)["damaged"] == [] and validate_path(out).ok
 
 
 def test_runs_are_listed(cli: Cli, tmp_path: Path, small_tokenizer: Path) -> None:

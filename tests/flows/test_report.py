@@ -24,12 +24,9 @@ def test_the_summary_names_the_report(cli: Cli, small_tokenizer: Path, tmp_path:
     assert f"  report     {page}" in printed.out.splitlines()
     assert "report.html" not in {output["path"] for output in told[0]["outputs"]}
 
-    # The page is no output: without it, the run is complete and valid.
+    # The page is no output, but it belongs to the run: without it, the run is made whole again.
     page.unlink()
+    assert not validate_path(tmp_path / "out").ok
     again = json.loads(cli("pack-sft", config, "--json").out.splitlines()[-1])
-    assert (again["cached"], again["report"]) == (True, None)
-    assert validate_path(tmp_path / "out").ok
-    # Done again, it is there again.
-    cli("pack-sft", config, "--force")
-    assert page.is_file()
+    assert (again["cached"], again["report"]) == (False, str(page))
     assert validate_path(tmp_path / "out").ok

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from schemas.errors import InputError
@@ -92,3 +93,15 @@ def test_a_field_of_more_than_the_limit_stops(tmp_path: Path, note: str) -> None
     # All of the line counts only if it may be one field.
     many = ["x" * 100_000] * 2
     assert both_ways(tmp_path / "a.csv", f"h,é,n\n{','.join(many)},\n".encode()) == [(0, (many[0], many[0]))]
+
+
+def test_what_arrow_refuses_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise pa.ArrowInvalid("no such block")
+
+    # No file is known that gets so far; a later version of Arrow may be stricter.
+    monkeypatch.setattr("pyarrow.csv.read_csv", refuse)
+    (tmp_path / "a").write_bytes(b"h\n1\n")
+    with pytest.raises(InputError, match="rows from number 0 on are not readable as CSV: no such") as caught:
+        list(read_csv_columns(Segment(str(tmp_path / "a"), "a.csv", "csv", 0, -1, 0, 4), ["h"]))
+    assert (caught.value.code, caught.value.where) == ("bad_csv", "a.csv")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +137,27 @@ def test_a_query_ends_when_its_time_is_up(files: list[Path]) -> None:
         run_query(SLOW, {"t": files}, {}, limits=Limits(timeout_s=0.3))
     assert (caught.value.code, caught.value.where) == ("query_timeout", "--sql")
     assert "0.3 s" in caught.value.message and time.monotonic() - started < 20
+
+
+def test_ctrl_c_ends_a_query_at_once() -> None:
+    code = (
+        "import os, signal, threading\n"
+        "from tasks.outputs.query import run_query\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        f"try: run_query({SLOW!r}, {{}}, {{}})\n"
+        "except KeyboardInterrupt: print('interrupted')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+def test_copying_the_tables_needs_memory_too(files: list[Path]) -> None:
+    rows = pa.table({"value": range(100_000)})
+    with pytest.raises(ConfigError) as caught:
+        run_query("FROM names", {}, {"names": rows.to_reader(1000)}, limits=Limits(memory_mib=1))
+    assert caught.value.code == "query_memory"
 
 
 def test_copying_the_tables_counts_too(files: list[Path]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 from measurements import ATLAS, build_serially, config_of, random_table, raw_records, records, row, write_rows
 from support import published_digests
 
-from schemas.errors import ConfigError, InputError, IntegrityError, MissingExtraError
+from schemas.errors import ConfigError, GristmillError, InputError, IntegrityError, MissingExtraError
 from schemas.probes import BuildProbeRowsConfig, measurements_schema, record_schema
 from schemas.run import RunManifest
 from tasks.probes.identity import identify
 from tasks.probes.inventory import take_inventory
+from tasks.probes.proof import compare
 from tasks.probes.records import writer as arrayrecord_writer
 from tasks.probes.rows.reading import read_row_batches
 from tasks.probes.validate import validate_probes, validate_records
@@ -73,6 +75,20 @@ def test_contents_are_those_of_the_source(source: Path, built: tuple[Path, RunMa
             assert rest == []
     assert manifest.ledger.rejected.keys() == {"nan_rtt", "null_rtt"}
     assert manifest.statistics["versions_filled"] > 0
+
+
+@pytest.mark.parametrize("cut", [-100, -9, 4])
+def test_a_source_that_cannot_be_compared_is_named(source: Path, tmp_path: Path, cut: int) -> None:
+    folder = shutil.copytree(source, tmp_path / "in")
+    config = config_of(folder, tmp_path / "out")
+    identity = identify(config)
+    path = folder / "m1.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data[:cut] + bytes(8) + data[cut + 8 :] if cut > 0 else data[:cut])
+    with pytest.raises(GristmillError) as caught:
+        compare(config, identity, [], iter(()))
+    assert caught.value.code == "proof"
+    assert str(path) in caught.value.message and "gristmill-" not in caught.value.message
 
 
 def test_every_record_is_as_the_format_says(built: tuple[Path, RunManifest]) -> None:
@@ -161,6 +177,60 @@ def test_bytes_do_not_depend_on_the_order_of_files_or_where_runs_are_spilled(
         path.unlink()
     _, again = build_serially(config_of(source, tmp_path / "out", spill_dir=str(tmp_path / "spill")))
     assert [task for task, _ in again.executed] == ["scatter"]
+
+
+def test_spilled_runs_are_found_by_their_recorded_paths(source: Path, tmp_path: Path) -> None:
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    raw = config_of(source, out, spill_dir=str(spill))
+    changed = config_of(source, out, compression="snappy")
+    build_serially(raw)
+    assert not any(path.is_symlink() for path in (out / "stages").rglob("*"))
+    [record] = (out / "stages").rglob("*.elsewhere")
+    [spilled] = spill.rglob("*.spill")
+    whole = spilled.read_bytes()
+    assert json.loads(record.read_text()) == {
+        "path": str(spilled),
+        "bytes": len(whole),
+        "sha256": hashlib.sha256(whole).hexdigest(),
+    }
+    # Without its spill folder in the configuration, too.
+    _, again = build_serially(changed)
+    assert {task for task, _ in again.executed} == {"gather"}
+
+    def executed(verify: Verify = Verify.SIZE, **changes: Any) -> set[str]:
+        _, serial = build_serially(config_of(source, out, spill_dir=str(spill), **changes), verify=verify)
+        return {task for task, _ in serial.executed}
+
+    spilled.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert executed(compression_level=2) == {"gather"}
+    assert executed(Verify.SHA256, compression_level=3) == {"scatter", "gather"}
+    assert spilled.read_bytes() == whole
+    record.write_bytes(record.read_bytes().replace(b'"bytes"', b'"bites"'))
+    assert executed(compression_level=4) == {"scatter", "gather"}
+    spill.rename(tmp_path / "moved")
+    build_serially(config_of(source, out, compression_level=5))
+    [made] = (out / "stages").rglob("*.spill")
+    assert made.read_bytes() == whole and not record.exists()
+    shutil.rmtree(made.parent / "receipts")
+    assert executed(compression_level=6) == {"scatter", "gather"}
+    assert record.exists() and not made.exists()
+
+
+def test_a_link_in_the_spill_folder_is_not_followed(source: Path, tmp_path: Path) -> None:
+    raw = config_of(source, tmp_path / "out", spill_dir=str(tmp_path / "spill"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "spill").mkdir()
+    (tmp_path / "spill" / "stages").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError) as caught:
+        build_serially(raw)
+    assert (caught.value.code, caught.value.where) == ("foreign_output", str(tmp_path / "spill" / "stages"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_spill_folder_may_be_the_output_folder(source: Path, tmp_path: Path) -> None:
+    build_serially(config_of(source, tmp_path, spill_dir=str(tmp_path)))
+    _, again = build_serially(config_of(source, tmp_path, spill_dir=str(tmp_path)))
+    assert again.executed == [] and not list(tmp_path.rglob("*.elsewhere"))
 
 
 @pytest.mark.parametrize("spill_rows", [37, 1_000])

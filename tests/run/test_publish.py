@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from crashes import record as recorded
 from manifests import digest_of_manifest
 
 from schemas.corpus import SampleCorpusConfig
@@ -279,6 +280,16 @@ def test_the_manifest_comes_before_the_pointers(root: Path) -> None:
     # For people, too: indented, with a line end.
     assert written.startswith(b'{\n  "format": 2,\n') and written.endswith(b"}\n")
     assert [leads_to(root / name) for name in ("latest", "splits")] == [FOLDER, "latest/splits"]
+
+
+def test_the_folders_of_a_killed_attempt_are_synced_before_latest_moves(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / "stages").mkdir()
+    with recorded(tmp_path) as operations:
+        point_latest(tmp_path, RUN, {})
+    done = [(operation.name, operation.path) for operation in operations]
+    moved = next(number for number, operation in enumerate(operations) if operation.other == "latest")
+    assert {("sync_folder", name) for name in (FOLDER, "runs", "stages", "")} <= set(done[:moved])
 
 
 def test_pointers_are_moved_only_where_they_lead_elsewhere(root: Path) -> None:

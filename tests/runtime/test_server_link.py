@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,6 +29,7 @@ class Stand(ThreadingHTTPServer):
     Attributes:
         health, status: what it answers to `/health` and to all else; 0 for no answer.
         bodies: what was posted and answered well.
+        authorization: what requests must carry, if anything.
     """
 
     daemon_threads = True
@@ -36,6 +38,7 @@ class Stand(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.health = self.status = 200
         self.bodies: list[Any] = []
+        self.authorization: str | None = None
 
     @property
     def url(self) -> str:
@@ -52,11 +55,13 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         while self.server.status == 0:
             time.sleep(0.05)
-        if self.server.status == 200:
+        if self.server.status == 200 and self.server.authorization in (None, self.headers["Authorization"]):
             self.server.bodies.append(body)
         self._answer(self.server.status, {"status": "ACCEPT", "state": body.get("state"), "by": "server"})
 
     def _answer(self, status: int, body: Any) -> None:
+        if self.server.authorization not in (None, self.headers["Authorization"]):
+            status, body = 401, {"detail": "token missing"}
         if status == 0:
             time.sleep(60)
         text = json.dumps(body).encode()
@@ -122,7 +127,7 @@ def test_a_run_that_has_not_started_fails_when_its_server_stays_sick(stand: Stan
 def test_a_started_run_ends_without_its_server(
     stand: Stand, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = ServerLink(stand.url, patience=QUICK)
+    link = ServerLink(stand.url, patience=replace(QUICK, busy_s=60))
     with client_of(link) as client:
         assert state(client, RUNNING)["by"] == "server" and link.running and not link.unrecorded
         stand.health = stand.status = status
@@ -131,18 +136,30 @@ def test_a_started_run_ends_without_its_server(
         # A server that does not answer needs a timeout of its own to be found sick.
         took(began, QUICK.gone_s + 4)
         assert link.unrecorded and stand.bodies == [RUNNING]
-        # Progress is not worth waiting for.
+        # Nothing waits for a server that is gone.
+        began = time.monotonic()
+        with pytest.raises(WorkError):
+            client.post("/artifacts/", json={})
+        took(began, 0)
+    assert "no answer to POST /api/artifacts" not in caplog.text
+
+
+def test_progress_is_not_worth_waiting_for(stand: Stand) -> None:
+    link = ServerLink(stand.url, patience=replace(QUICK, busy_s=60))
+    with client_of(link) as client:
+        state(client, RUNNING)
+        stand.status = 503
         began = time.monotonic()
         with pytest.raises(WorkError):
             client.post("/artifacts/", json={})
         took(began, QUICK.extra_s)
-    assert not any("no answer to POST /api/artifacts" in line for line in caplog.text.splitlines()[2:])
+        assert not link.gone
 
 
 def test_a_killed_server_is_noticed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-    link = ServerLink(url, lambda: "was killed by SIGKILL")
+    link = ServerLink(url, ended=lambda: "was killed by SIGKILL")
     link.running = True
     with client_of(link) as client:
         began = time.monotonic()
@@ -183,3 +200,39 @@ def test_a_refusal_is_an_answer(stand: Stand) -> None:
     link = ServerLink(stand.url, patience=QUICK)
     with client_of(link) as client:
         assert client.get("/flow_runs/1").status_code == 404
+
+
+# echo -n gristmill:secret | base64
+CREDENTIALS = "Basic Z3Jpc3RtaWxsOnNlY3JldA=="
+
+
+def test_a_server_that_was_replaced_is_not_taken_for_healthy(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand.authorization = CREDENTIALS
+    link = ServerLink(stand.url, "gristmill:secret", patience=QUICK)
+    with client_of(link) as client:
+        client.headers["Authorization"] = CREDENTIALS
+        state(client, RUNNING)
+        time.sleep(QUICK.gone_s + 1.5)
+        assert not link.sick
+        # Restarted: on the same port, with another token.
+        stand.authorization = "Basic other"
+        began = time.monotonic()
+        while not link.sick and time.monotonic() - began < 20:
+            time.sleep(0.05)
+        took(began, 1)
+        assert state(client, COMPLETED)["status"] == "ACCEPT" and link.unrecorded
+    assert "was replaced by one with another token; the run continues without it" in caplog.text
+
+
+def test_a_server_that_does_not_know_us_ends_a_run_that_has_not_started(stand: Stand) -> None:
+    stand.authorization = CREDENTIALS
+    began = time.monotonic()
+    with (
+        client_of(ServerLink(stand.url)) as client,
+        pytest.raises(WorkError, match="token missing") as caught,
+    ):
+        client.post("/flow_runs/", json={})
+    took(began, 0)
+    assert caught.value.code == "unreachable_server"

@@ -172,4 +172,4 @@ def test_a_manifest_says_its_format() -> None:
         versions={},
         environment={},
     )
-    assert (manifest.format, manifest.links) == (1, {})
+    assert (manifest.format, manifest.notes, manifest.manifest_sha256) == (2, (), "")

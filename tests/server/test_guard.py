@@ -330,6 +330,11 @@ def test_a_link_is_valid_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes.redeem(first) and not codes.redeem(first)
     now += 1
     assert not codes.redeem(second)
+    third = link().partition("code=")[2]
+    assert codes.redeem(third)
+    # The clock is set back.
+    now -= 10 * 60
+    assert not codes.redeem(first)
 
 
 def test_tokens_differ_and_are_long() -> None:

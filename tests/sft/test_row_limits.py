@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,46 @@ def test_the_renders_of_a_row_are_bounded_together(
     job = job_of(tmp_path, small_tokenizer, rows, template=template)
     assert tokenize_part(job).ledger.rows_used == 1
     assert rejected(job) == [(1, "template_budget")]
+
+
+@pytest.mark.parametrize(
+    ("template", "budget", "most"),
+    [
+        # Its renders take hardly any steps, but each is given all messages.
+        (
+            "{{ messages | length }} {{ messages[-1].content if not add_generation_prompt }}",
+            masks._ROW_BUDGET,
+            31_712,
+        ),
+        # Earlier answers render differently than the last, so that each user turn is a sample.
+        (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.index0 > messages | length - 3 }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}",
+            1_000_000,
+            400,
+        ),
+    ],
+)
+def test_a_row_of_very_many_messages_ends(
+    tmp_path: Path,
+    small_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    template: str,
+    budget: int,
+    most: int,
+) -> None:
+    monkeypatch.setattr(masks, "_ROW_BUDGET", budget)
+    rows = [
+        {"messages": [{"role": role, "content": "a"} for role in ("user", "assistant") * turns]}
+        for turns in (1, most // 80, most)
+    ]
+    job = job_of(tmp_path, small_tokenizer, rows, template=template)
+    before = time.process_time()
+    receipt = tokenize_part(job)
+    # Less than a second on the machine the budget was chosen on; it took minutes.
+    assert time.process_time() - before < 30
+    assert rejected(job) == [(2, "template_budget")]
+    assert receipt.statistics["sequences"] == 1 + most // 80
 
 
 def test_rows_over_the_limit_are_not_screened(

@@ -62,6 +62,8 @@ PLAIN = [
     "{{ messages[0].content | e }}{{ '<&>' | escape ~ '<' }}{% autoescape true %}{{ '<' + 'b' }}{% endautoescape %}",
     "{{ [1, 2, 3, 4, 5] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}{{ [1, 2] | sum }}",
     "{{ 2.567 | round(1) }}",
+    "{{ messages[0].no is defined }}{{ messages[0]['no'] is defined }}{{ messages[0].no }}{{ messages[0]['no'] }}"
+    "{% for m in messages %}{{ loop.last }}{{ loop.revindex0 }}{{ loop.no is defined }}{{ loop.depth }}{% endfor %}",
     "{% macro f(x, y='z') %}[{{ x }}{{ y }}{{ caller() if caller else '' }}]{% endmacro %}{{ f(1) }}"
     "{% call f(2, y=3) %}in{% endcall %}",
     "{% set ns = namespace(a=[], n=0) %}"

@@ -4,13 +4,16 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from crashes import record
 
 from schemas.errors import InputError, StorageError
 from tasks.inputs.fingerprint import Fingerprints, check_unchanged
 from tasks.storage.atomic import AtomicFile, link_file, swap_symlink, write_file
+from tasks.storage.names import make_folder
 
 
 def test_a_file_appears_whole_with_its_record(tmp_path: Path) -> None:
@@ -45,6 +48,33 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert [path.name.startswith(".tmp-data.bin.") for path in tmp_path.iterdir()] == [True]
     write_file(tmp_path / "data.bin", b"whole")
     assert [path.name for path in tmp_path.iterdir()] == ["data.bin"]
+
+
+def test_a_new_folder_is_synced_from_the_first_that_was_there(tmp_path: Path) -> None:
+    with record(tmp_path) as operations:
+        make_folder(tmp_path / "a" / "b")
+    done = [(operation.name, operation.path) for operation in operations]
+    assert sorted(done[-2:]) == [("sync_folder", ""), ("sync_folder", "a")]
+
+
+def test_a_shared_folder_that_nobody_may_list_holds_our_folders() -> None:
+    """Such as a scratch file system with mode 1733. Root may do everything, so this is another user."""
+    code = (
+        "import os, sys; from pathlib import Path; from tasks.storage.atomic import write_file\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "write_file(Path(sys.argv[1], 'out', 'deep', 'data.bin'), b'data')"
+    )
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        shared = Path(top, "shared")
+        shared.mkdir()
+        shared.chmod(0o333)
+        try:
+            done = subprocess.run([sys.executable, "-c", code, str(shared)], check=False, capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b"")
+        finally:
+            shared.chmod(0o755)
+        assert (shared / "out" / "deep" / "data.bin").read_bytes() == b"data"
 
 
 def test_storage_errors_are_one_readable_error(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_everyone_who_installs_the_lock_asks_for_the_digests() -> None:
         assert installs and all("--require-hashes --no-deps" in line for line in installs), place
 
 
+def test_building_gristmill_itself_fetches_nothing() -> None:
+    for place in ("Makefile", "deployments/Dockerfile"):
+        lines = (ROOT / place).read_text(encoding="utf-8").splitlines()
+        [build] = [line for line in lines if "--editable ." in line]
+        # Otherwise pip fetches the newest setuptools, whatever its digest.
+        assert "--no-deps --no-build-isolation" in build, place
+    assert "setuptools" in {requirement.name for requirement, _ in entries()}
+
+
 def test_the_lock_has_every_declared_package_but_torch() -> None:
     locked = {canonicalize_name(requirement.name) for requirement, _ in entries()}
     assert names("", "sft", "probes", "test", "dev") <= locked

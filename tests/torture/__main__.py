@@ -28,7 +28,7 @@ from typing import Any
 
 import torture.quiet
 import transformers
-from torture import crafted, damages, drivers, faults, fuzzed, kills
+from torture import damages, drivers, faults, files, fuzzed, kills
 from torture.kit import Kit, make_kit
 from torture.room import Room, adopt, judging
 from workloads import command, environment
@@ -53,7 +53,7 @@ KINDS = {
     "faults": (faults, 0.14),
     "damages": (damages, 0.18),
     "drivers": (drivers, 0.08),
-    "crafted": (crafted, 0.16),
+    "crafted": (files, 0.16),
     "fuzzed": (fuzzed, 0.10),
 }
 TRY_S = 400.0

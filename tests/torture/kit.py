@@ -36,7 +36,7 @@ _WORKLOADS = {
     "pack-sft to memmap": PackMemmap,
 }
 # Differ between two runs of one configuration.
-_FREE = {"environment", "manifest_sha256"}
+_FREE = {"environment", "manifest_sha256", "notes"}
 _NOTES = ("config.json", "inputs.json")
 
 

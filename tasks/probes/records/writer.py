@@ -20,9 +20,10 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import IntegrityError, MissingExtraError, StorageError, WorkError
+from schemas.errors import IntegrityError, MissingExtraError, StorageError, WorkError, remedy
 from schemas.probes import RecordCompression
 from tasks.storage.atomic import AtomicFile, storage_errors
+from tasks.storage.reading import open_binary
 
 _MODULE = "array_record.python.array_record_module"
 _PROGRAM = Path(__file__).with_name("process.py")
@@ -152,7 +153,7 @@ class ShardWriter(AtomicFile):
     def _failed(self) -> StorageError:
         said = self._said.rpartition("\n")[2] or f"the writer ended with {self._process.returncode}"
         return StorageError(
-            f"cannot write: {said}; check free space and permissions of the output folder",
+            f"cannot write: {remedy(said, 'check free space and permissions of the output folder')}",
             where=str(self.path),
         )
 
@@ -172,6 +173,7 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
         MissingExtraError: array_record is not installed.
         IntegrityError: `bad_arrayrecord`: the file cannot be opened.
         WorkError: `memory_limit`: the process may not take the memory for the reader's threads.
+        StorageError: `limit`: the process may not open another file.
     """
     module = array_record_module()
     _check_memory()
@@ -182,6 +184,9 @@ def open_records(path: Path, options: str = "readahead_buffer_size:0,max_paralle
     except (RuntimeError, ValueError):
         opened = False
     if not opened:
+        # The reader does not say why; this does if no more files may be opened.
+        with contextlib.suppress(OSError), open_binary(path):
+            pass
         raise IntegrityError(
             "not a readable ArrayRecord file; it is missing, cut short or of another format",
             code="bad_arrayrecord",

@@ -30,6 +30,8 @@ from schemas.probes import END_RTT_MS, END_TIME_S
 from tasks.probes.rows.values import to_numpy
 
 _END_TIME_US = END_TIME_S * 10**6
+# A reject shows no more of a text, which may be long.
+_SHOWN_BYTES = 500
 _LISTED_ROWS = 100_000
 
 
@@ -127,7 +129,7 @@ def why_not(
         if text is None:
             return f"null_{name}", f"{name} is null"
         if not family:
-            return f"bad_{name}", f"{name} is no IPv4 or IPv6 address: {text!r}"
+            return f"bad_{name}", f"{name} is no IPv4 or IPv6 address: {text[:_SHOWN_BYTES]!r}"
     if rtt is None:
         return "null_rtt", "rtt is null; a failed measurement has a negative rtt"
     if rtt != rtt:
@@ -140,8 +142,9 @@ def why_not(
 
 def _texts(column: pa.DictionaryArray) -> list[bytes | None]:
     # Not as strings, because the bytes may not be UTF-8.
-    texts: list[bytes | None] = column.dictionary_decode().cast(pa.binary()).to_pylist()
-    return texts
+    texts: list[bytes | None] = column.dictionary.cast(pa.binary()).to_pylist()
+    # Each text once, however many rows have it.
+    return [None if place is None else texts[place] for place in column.indices.to_pylist()]
 
 
 def _codes(column: pa.DictionaryArray) -> NDArray[np.int32]:

@@ -37,6 +37,8 @@ _SHORTEN = frozenset(["lstrip", "rstrip", "strip", "startswith", "endswith"])
 _SCOPES = ("_loop_vars", "_block_vars")
 # In `message.items`, the method takes precedence over a key of that name.
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+# Plain values, which the sandbox has nothing to check in.
+_LOOP_ATTRIBUTES = names("depth depth0 first index index0 last length revindex revindex0")
 # A text that is printed, or a list, is kept: its memory counts.
 _KEPT = 12
 # Calling a macro takes about as long as this many nodes.
@@ -75,14 +77,19 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
         return tree
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # `message.role`: the same answer as jinja2's, without raising and catching AttributeError first.
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute]
+        # `message.role`: the same answer as jinja2's, without raising and catching errors first.
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(argument) is str and type(obj) is dict and argument in obj:
-            return obj[argument]
+        if type(argument) is str and type(obj) is dict:
+            if argument in obj:
+                return obj[argument]
+            if argument not in _DICT_ATTRIBUTES:
+                return self.undefined(obj=obj, name=argument)
         if type(argument) is tuple:
             # Its hash is computed anew each time, and no JSON object has such a key.
             raise jinja2.TemplateError("a tuple cannot be a key in a chat template")

@@ -14,7 +14,6 @@ release is chosen; its batches are then the same, key by key.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, InputError
 from tasks.run.find import content_of
 from tasks.sft.datasets.releases import Release, release_of
+from tasks.storage.reading import parse_json
 
 Item = Mapping[str, Any]
 _METADATA_KEYS = ("max_samples_per_bin", "dataset_max_seqlen", "min_packed_seqlen")
@@ -47,7 +47,7 @@ class StaticShape:
             ConfigError: `bad_pack_metadata`, it is missing or not a list of such entries.
         """
         try:
-            entries = json.loads(content_of(path))
+            entries = parse_json(content_of(path))
             values = {name: [int(entry[name]) for entry in entries] for name in _METADATA_KEYS}
             return cls(
                 max(values["max_samples_per_bin"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from tasks.sft.datasets.packed import (
 )
 from tasks.sft.shards.find import packed_manifest, shard_format
 from tasks.storage.listing import is_pattern
+from tasks.storage.reading import parse_json
 
 _CLASSES: dict[StorageFormat, type[MultiShardDataset]] = {
     StorageFormat.PARQUET: PackedParquetDataset,
@@ -119,7 +119,7 @@ def _entries(run: Found[Path] | Found[str], split: str) -> list[tuple[float, Pat
     path = run.at(BLEND)
     names = _names(run) if isinstance(run.folder, str) else frozenset()
     try:
-        blend = json.loads(content_of(path))
+        blend = parse_json(content_of(path))
         named = blend.get(split)
         entries = [
             (float(weight), _shard(run, name, names)) for weight, name in zip(named[0::2], named[1::2], strict=True)

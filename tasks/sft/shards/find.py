@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.npy_reader import NpyShard
 from tasks.sft.shards.parquet_reader import ParquetShard
 from tasks.sft.shards.shard import Shard
-from tasks.storage.reading import read_bytes
+from tasks.storage.reading import parse_json, read_bytes
 
 _SUFFIXES = {".parquet": StorageFormat.PARQUET, ".npy": StorageFormat.NPY}
 _SHARDS: dict[StorageFormat, type[ParquetShard] | type[MemmapShard] | type[NpyShard]] = {
@@ -38,7 +37,7 @@ def _is_memmap(folder: Path) -> bool:
     if (folder / "input_ids.npy").is_file():
         return True
     try:
-        manifest = json.loads(read_bytes(folder / MEMMAP_MANIFEST, _MAX_MANIFEST))
+        manifest = parse_json(read_bytes(folder / MEMMAP_MANIFEST, _MAX_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == MEMMAP_FORMAT

@@ -6,7 +6,6 @@ Metadata follow the pickle, where `numpy.load` stops reading: a marker, then JSO
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator
 from functools import cached_property
@@ -28,7 +27,7 @@ from tasks.sft.shards.npy_pickle import (
 )
 from tasks.sft.shards.shard import BLOCK_ROWS, BadShardError, Opened, ShardMetadata
 from tasks.storage.npy_header import read_npy_header
-from tasks.storage.reading import map_file, open_binary
+from tasks.storage.reading import map_file, open_binary, parse_json
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
 # Marks the metadata after the pickle, in files written by Gristmill.
@@ -102,7 +101,7 @@ class NpyShard(Opened):
         rest = self._data[self._index[1] : self._index[1] + _MAX_TRAILER]
         if not rest.startswith(TRAILER):
             return {}
-        keys = json.loads(rest[len(TRAILER) :])
+        keys = parse_json(rest[len(TRAILER) :])
         return {str(key): str(value) for key, value in keys.items()}
 
     def digests(self) -> Iterator[tuple[Path, str, str]]:
