@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_any_interval_gives_what_came_in(
     path = tmp_path / "part-000000.spool"
     write(path, rows, same)
     wanted = sorted(rows, key=lambda row: row[0])
-    intervals = [(0, 2**64), *zip(EDGES, EDGES[1:], strict=False)]
+    intervals = [(0, 2**64), *itertools.pairwise(EDGES)]
     intervals += [tuple(sorted(map(int, rng.integers(0, 2**64, 2, np.uint64)))) for _ in range(4)]
     with open_spool(path, RECORD, ITEM) as spool:
         assert spool.num_records == count
@@ -61,9 +62,14 @@ def test_any_interval_gives_what_came_in(
             records = spool.records(low, high)
             first, items = spool.items(records)
             found = [
-                (int(r["position"]), int(r["digest"]), items[r["start"] - first :][: r["length"]].tolist(), int(r["row"]))
+                (
+                    int(r["position"]),
+                    int(r["digest"]),
+                    items[r["start"] - first :][: r["length"]].tolist(),
+                    int(r["row"]),
+                )
                 for r in records
-            ]  # fmt: skip
+            ]
             assert found == [(p, d, c.tolist(), i) for p, d, c, i in wanted if low <= p < high]
         total = sum(len(items) for _, _, items, _ in rows)
         distinct = sum(len(items) for items in {digest: items for _, digest, items, _ in rows}.values())

@@ -75,9 +75,9 @@ def cut_shards(
         for name, (low, high) in edges.items()
     }
     shards = sum(counts.values())
-    heavy = np.flatnonzero(buckets * 2 * shards > buckets.sum()) if shards > len(edges) else []
-    if len(heavy):
-        curve = _curve(buckets, _shapes(spools, np.asarray(heavy), deduplicate), turn)
+    heavy = np.flatnonzero(buckets * 2 * shards > buckets.sum())
+    if shards > len(edges) and len(heavy):
+        curve = _curve(buckets, _shapes(spools, heavy, deduplicate), turn)
     return {
         name: _cut(curve, low, high, counts[name], shard_unit(deduplicate))
         for name, (low, high) in edges.items()

@@ -58,7 +58,7 @@ class Interval:
         """Read items from the given places, one piece after another: uint32[sum of lengths]."""
         offsets = (lengths_to_offsets(length) * ITEM.itemsize).tolist()
         buffer = np.empty(offsets[-1] // ITEM.itemsize, ITEM)
-        view = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        view = buffer.view(np.uint8).data
         for at, begin, end in zip((start * ITEM.itemsize).tolist(), offsets, offsets[1:], strict=False):
             self._scratch.read_into(view[begin:end], at)
         return buffer

@@ -32,7 +32,7 @@ def positions(
         group: uint64[n], digest of each row's group, or `None` without groups.
         row: int64[n], number of each row in its file.
     """
-    low = _mix(row.astype(np.uint64)) >> np.uint64(64 - _ROW_BITS)
+    low: NDArray[np.uint64] = _mix(row.astype(np.uint64)) >> np.uint64(64 - _ROW_BITS)
     if group is None:
         return (digest >> np.uint64(_ROW_BITS) << np.uint64(_ROW_BITS)) | low
     member = digest >> np.uint64(_MEMBER_BITS) << np.uint64(_ROW_BITS)

@@ -35,10 +35,14 @@ from tasks.storage.parquet import parquet_writer
 class Placed(Protocol):
     """Pieces in bins; see `tasks.sft.pack`."""
 
-    pieces: Pieces
-    stored: NDArray[np.int64]
-    items: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    @property
+    def pieces(self) -> Pieces: ...
+    @property
+    def stored(self) -> NDArray[np.int64]: ...
+    @property
+    def items(self) -> NDArray[np.int64]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
 
 
 def write_provenance(

@@ -7,7 +7,7 @@ items. The spool depends on neither the seed nor the splits, the pack size nor a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +97,10 @@ class TokenSpoolWriter:
 
 
 @contextlib.contextmanager
-def open_spools(root: Path, stages: Sequence[str]) -> Iterator[Iterator[SpoolReader]]:
+def open_spools(root: Path, stages: Sequence[str]) -> Iterator[Generator[SpoolReader]]:
     """Open the spools of these stages one after the other, each closed before the next."""
 
-    def each() -> Iterator[SpoolReader]:
+    def each() -> Generator[SpoolReader]:
         for stage in stages:
             with open_spool(stage_folder(root, stage) / SPOOL, RECORD, ITEM) as spool:
                 yield spool
