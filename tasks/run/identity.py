@@ -15,6 +15,8 @@ from schemas.errors import ConfigError
 from schemas.run import InputRecord
 from tasks.inputs.files import InputFile
 from tasks.inputs.fingerprint import Fingerprints
+from tasks.inputs.parts import Cut
+from tasks.inputs.survey import FileContent, Survey, digest_name, survey_here
 from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
 
 
@@ -26,13 +28,15 @@ class Source:
         name: what the manifest calls the source.
         where: the configuration field that names it, for errors.
         files: in the order that breaks ties.
-        digests: SHA-256 of each, 64 hex digits; empty until they are fingerprinted.
+        digests: of the content of each, 64 hex digits, see `tasks.inputs.survey`; empty until they are fingerprinted.
+        cuts: the pieces of each.
     """
 
     name: str
     where: str
     files: tuple[InputFile, ...]
     digests: tuple[str, ...] = ()
+    cuts: tuple[tuple[Cut, ...], ...] = ()
 
     def named_digests(self) -> list[list[str]]:
         """Return the name and digest of each file, in the form that is hashed."""
@@ -59,7 +63,12 @@ class Identity(Generic[S]):
     def records(self) -> tuple[InputRecord, ...]:
         """Return the fingerprint of every input file, as listed in `inputs.json`."""
         return tuple(
-            InputRecord(source=source.name, path=file.name, bytes=file.bytes, digest=f"sha256:{digest}")
+            InputRecord(
+                source=source.name,
+                path=file.name,
+                bytes=file.bytes,
+                digest=f"{digest_name(file.bytes)}:{digest}",
+            )
             for source in self.sources
             for file, digest in zip(source.files, source.digests, strict=True)
         )
@@ -70,17 +79,21 @@ class Identity(Generic[S]):
 
 
 def fingerprint(
-    sources: Sequence[S], output_dir: str, published: Iterable[str] = ()
+    sources: Sequence[S],
+    output_dir: str,
+    published: Iterable[str] = (),
+    survey: Survey = survey_here,
 ) -> tuple[tuple[S, ...], dict[str, list[int]]]:
-    """Digest every file of `sources`, hashing only files without a remembered digest.
+    """Digest every file of `sources`, reading only files that are not remembered.
 
     Args:
         sources: without digests.
         output_dir: where digests are remembered, once the run layout exists.
         published: top-level names in the output directory that this flow adds to those of every run.
+        survey: reads what is not remembered.
 
     Returns:
-        The sources with digests, and the status of each file.
+        The sources with digests and cuts, and the status of each file.
 
     Raises:
         ConfigError: `input_is_output`, an input was made by runs in this directory.
@@ -89,13 +102,17 @@ def fingerprint(
     for source in sources:
         refuse_own_output(source, Path(output_dir), published)
     memo = Fingerprints(Path(output_dir, STAGES, FINGERPRINTS))
-    digests = iter(memo.digests([file.path for source in sources for file in source.files]))
+    contents = iter(memo.contents((file.path for source in sources for file in source.files), survey))
     if Path(output_dir, STAGES).is_dir():
         memo.save()
-    found = tuple(
-        dataclasses.replace(source, digests=tuple(next(digests) for _ in source.files)) for source in sources
-    )
-    return found, memo.identities()
+    return tuple(
+        _with(source, [next(contents) for _ in source.files]) for source in sources
+    ), memo.identities()
+
+
+def _with(source: S, contents: Sequence[FileContent]) -> S:
+    digests = tuple(content.digest for content in contents)
+    return dataclasses.replace(source, digests=digests, cuts=tuple(content.cuts for content in contents))
 
 
 def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str] = ()) -> None:
