@@ -27,7 +27,12 @@ _SETTLED_NS = 2_000_000_000
 _FORMAT = 2
 
 
-def _identity(path: str) -> list[int]:
+def identity_of(path: str) -> list[int]:
+    """Return what a file looks like: inode, size, mtime and ctime.
+
+    Raises:
+        InputError: `unreadable`: it is missing, or cannot be accessed.
+    """
     try:
         found = status(path)
     except OSError as error:
@@ -73,7 +78,7 @@ class Fingerprints:
         found: dict[str, FileContent] = {}
         missing: dict[str, list[Block]] = {}
         for name in names:
-            identity = self._seen[name] = _identity(name)
+            identity = self._seen[name] = identity_of(name)
             known = self._remembered(name, identity)
             if known is None:
                 missing[name] = blocks_of(name, identity[1])
@@ -128,7 +133,7 @@ def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
     """
     for path, identity in identities.items():
         # Compare inode, size and mtime; ctime also changes when a hard link is added.
-        if _identity(path)[:3] != list(identity[:3]):
+        if identity_of(path)[:3] != list(identity[:3]):
             raise InputError(
                 "this input changed while the run was reading it; nothing was published; run it again",
                 code="input_changed",
