@@ -38,7 +38,7 @@ def check_written(job: ValidateJob) -> Verdict:
         IntegrityError: names the first wrong row, or the wrong total.
     """
     root = Path(job.output_dir)
-    paths = [root / shard for entry in job.packed for shard in entry.files()]
+    paths = [root / shard.path for entry in job.packed for shard in entry.shards]
     verdict = validate_shards(paths, "run", job.output_dir, job.workers, check_digests=False)
     verdict.raise_if_bad()
     check_totals(job.packed, verdict)
