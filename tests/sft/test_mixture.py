@@ -130,7 +130,7 @@ def test_what_can_have_no_share_is_refused(
     write_jsonl(tmp_path / "few" / "big.jsonl", [chat(f"{i}", "word " * 30) for i in range(20)])
     with pytest.raises(IntegrityError) as caught:
         run(tmp_path / "a", few.parent, small_tokenizer, {"big": 1.0, "small": 1.3}, mix="downsample")
-    assert caught.value.code == "mix_share" and "mix: natural" in caught.value.detail
+    assert caught.value.code == "mix_share" and "mix: natural" in str(caught.value)
 
     monkeypatch.setattr("tasks.sft.mixture.MOST_REPEATS", 3)
     with pytest.raises(ConfigError) as refused:
