@@ -29,7 +29,7 @@ from tasks.storage.atomic import write_file
 # As many task runs as a step has at most. Each is then minutes of work at most, and its own cost does not count.
 MOST_TASKS = 200
 
-log = logging.getLogger("gristmill.progress")
+log = logging.getLogger("gristmill.runtime")
 
 T = TypeVar("T")
 

@@ -119,7 +119,7 @@ def test_what_is_damaged_is_made_again(place: Place) -> None:
 def test_a_part_that_fails_names_itself_and_the_rest_is_kept(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InputError) as caught, caplog.at_level(logging.ERROR, "gristmill.progress"):
+    with pytest.raises(InputError) as caught, caplog.at_level(logging.ERROR, "gristmill.runtime"):
         place.batch().make(failing(4))
     assert (caught.value.where, caught.value.code) == ("in.jsonl:7", "bad_input")
     assert caught.value.message == "this row is broken (in make 5/12)" == str(caught.value.args[0])
