@@ -23,7 +23,7 @@ from tasks.sft.packed import PackedRun, PackedSplit, made_split
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
 from tasks.sft.screen import check_screened
-from tasks.sft.stages import cut_jobs, pack_jobs, screen_jobs, tokenize_jobs
+from tasks.sft.stages import cut_jobs, pack_jobs, repeats_jobs, screen_jobs, tokenize_jobs
 from tasks.sft.validate import ValidateJob
 from tasks.steps import finish
 
@@ -45,7 +45,7 @@ def pack_sft(config: PackSftConfig, verify: Verify = Verify.SIZE, force: bool = 
 def mill(
     config: PackSftConfig, identity: PackIdentity, each: Each, once: Once, reuse: Reuse | None = None
 ) -> RunManifest:
-    """Run the steps in order: screen, tokenize, cut, pack, validate, report, publish."""
+    """Run the steps in order: screen, tokenize, cut, find repeats, pack, validate, report, publish."""
     screened = each(steps.screen, screen_jobs(config, identity))
     check_screened(config, screened)
 
@@ -56,7 +56,9 @@ def mill(
     _log_tokenized(ledgers, spools)
 
     cuts = each(steps.cut, cut_jobs(config, spools))
-    splits = pack_jobs(config, spools, cuts)
+    repeats = repeats_jobs(config, spools)
+    each(steps.repeats, [job for jobs in repeats.values() for job in jobs])
+    splits = pack_jobs(config, spools, cuts, repeats)
     receipts = iter(each(steps.pack, [job for split in splits for job in split.jobs]))
     made = [made_split(split, [next(receipts) for _ in split.jobs]) for split in splits]
     ledger = run_ledger(config, ledgers, made)

@@ -104,13 +104,9 @@ class SpoolReader:
         )
         return some[inside]
 
-    def items(self, records: NDArray[Any]) -> tuple[int, NDArray[Any]]:
-        """Read the items of records of an interval; return the first one's number, and all in one array."""
-        if not len(records):
-            return 0, np.zeros(0, self._payload)
-        first = int(records["start"].min())
-        end = int((records["start"] + records["length"]).max())
-        return first, self._array(first * self._payload.itemsize, end - first, self._payload)
+    def items(self, first: int, end: int) -> NDArray[Any]:
+        """Read the items `[first, end)`."""
+        return self._array(first * self._payload.itemsize, end - first, self._payload)
 
     def _array(self, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         raw = self._ranges.read(at, count * dtype.itemsize)
