@@ -49,6 +49,7 @@ class PackJob(Job):
         repeats_stage: stage hash of the rows to leave out, and repeats_parts: in how many files they are; none if
             each shard finds them itself.
         source_files: for each spool, the input files its rows name.
+        packing: hash of what decides the bins, which the storage does not; seeds their order.
         first_shard, end_shard: which shards of the split.
         eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
     """
@@ -60,6 +61,7 @@ class PackJob(Job):
     repeats_stage: str = ""
     repeats_parts: int = 0
     split: str
+    packing: str
     first_shard: int
     end_shard: int
     seed: int
@@ -212,7 +214,7 @@ def _plan(job: PackJob, number: int, pieces: Pieces) -> _Plan:
     stored = padded_length(pieces.length, job.pack.pad_to_multiple)
     cost = stored - 1 if job.pack.count is Count.RUNTIME else stored
     # Each shard of each split of each data set draws from a stream of its own.
-    seed = int(canonical_hash([job.stage, number]), 16)
+    seed = int(canonical_hash([job.packing, number]), 16)
     packing: Packing = pack(cost, job.pack.size, order=job.pack.order.value, seed=seed)
     return _Plan(pieces, stored, packing.bin_items.astype(np.int64), packing.bin_offsets)
 

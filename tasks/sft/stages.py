@@ -213,6 +213,7 @@ def _pack_split(
 ) -> SplitShards:
     settings = {"pack": config.pack.hash_fields(), "storage": config.storage.hash_fields()}
     stage = DOMAIN.stage_key("pack", cut=cut.stage, split=split, **settings)
+    packing = DOMAIN.stage_key("packing", cut=cut.stage, split=split, pack=settings["pack"])
     shards = int(cut.statistics["shards"][split])
     batch = _shards_of_job(shards, len(spools), config.storage.shard_tokens)
     said = spools[0].statistics
@@ -227,6 +228,7 @@ def _pack_split(
             repeats_stage=repeats[0].stage if repeats else "",
             repeats_parts=len(repeats),
             split=split,
+            packing=packing,
             first_shard=first,
             end_shard=min(first + batch, shards),
             seed=config.seed,
