@@ -25,7 +25,7 @@ from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
 from tasks.sft.screen import check_screened
 from tasks.sft.stages import cut_jobs, pack_jobs, repeats_jobs, screen_jobs, tokenize_jobs
-from tasks.sft.validate import ValidateJob
+from tasks.sft.validate import check_totals, validate_jobs
 from tasks.steps import finish
 
 log = logging.getLogger("gristmill.pack_sft")
@@ -71,8 +71,9 @@ def mill(
     check_splits(packed)
     _log_packed(packed)
 
-    once(steps.validate, ValidateJob(config.output_dir, packed, config.workers))
-    run = PackedRun(config, screened, spools, cuts, made, packed, ledger)
+    validated = each(steps.validate, validate_jobs(config, packed))
+    check_totals(packed, validated)
+    run = PackedRun(config, screened, spools, cuts, made, packed, ledger, validated)
     report = PackReport(run, identity.tokenizer.folder)
     return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 

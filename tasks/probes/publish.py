@@ -20,12 +20,14 @@ class WrittenRun:
     Attributes:
         scattered, gathered: receipts of both passes, in order.
         ledger: row ledger of the whole run.
+        validated: receipts of the validation.
     """
 
     config: BuildProbeRowsConfig
     scattered: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
+    validated: tuple[Receipt, ...]
 
 
 def contents(run: WrittenRun) -> Contents:
@@ -36,7 +38,11 @@ def contents(run: WrittenRun) -> Contents:
         documents={REPORT: json_document(statistics)},
         ledger=run.ledger,
         statistics=statistics,
-        stages={**part_stages("scatter", run.scattered), **part_stages("gather", run.gathered)},
+        stages={
+            **part_stages("scatter", run.scattered),
+            **part_stages("gather", run.gathered),
+            **part_stages("validate", run.validated),
+        },
     )
 
 

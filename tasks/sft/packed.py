@@ -205,6 +205,7 @@ class PackedRun:
         cuts: the receipt of each data set's cuts, in configuration order.
         made: every data set in every split, by split; `packed`: those with at least one bin.
         ledger: of the whole run.
+        validated: the receipts of the validation.
     """
 
     config: PackSftConfig
@@ -214,6 +215,7 @@ class PackedRun:
     made: Sequence[PackedSplit]
     packed: tuple[PackedSplit, ...]
     ledger: RowLedger
+    validated: Sequence[Receipt]
 
     @cached_property
     def statistics(self) -> dict[str, Any]:

@@ -96,4 +96,5 @@ def _lineage(run: PackedRun) -> dict[str, str]:
         stages[f"cut/{dataset.name}"] = cut.stage
     for entry in run.made:
         stages[f"pack/{entry.dataset}/{entry.split}"] = entry.receipts[0].stage
+    stages |= part_stages("validate", run.validated)
     return stages
