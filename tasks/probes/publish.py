@@ -18,12 +18,13 @@ class WrittenRun:
     """Hold written and validated probe rows.
 
     Attributes:
-        scattered, gathered: receipts of both passes, in order.
+        scattered, gathered: receipts of both passes, in order; `merged`: of what lies between them.
         ledger: row ledger of the whole run.
     """
 
     config: BuildProbeRowsConfig
     scattered: tuple[Receipt, ...]
+    merged: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
 
@@ -36,7 +37,11 @@ def contents(run: WrittenRun) -> Contents:
         documents={REPORT: json_document(statistics)},
         ledger=run.ledger,
         statistics=statistics,
-        stages={**part_stages("scatter", run.scattered), **part_stages("gather", run.gathered)},
+        stages={
+            **part_stages("scatter", run.scattered),
+            **part_stages("merge", run.merged),
+            **part_stages("gather", run.gathered),
+        },
     )
 
 
