@@ -48,12 +48,14 @@ class SampledRun:
     Attributes:
         run_hash: names the folder for files that belong to this run alone.
         ledger: row ledger of the whole run.
+        validated: receipts of the validation.
     """
 
     config: SampleCorpusConfig
     run_hash: str
     buckets: tuple[SampledBucket, ...]
     ledger: RowLedger
+    validated: tuple[Receipt, ...]
 
 
 def contents(run: SampledRun) -> Contents:
@@ -76,7 +78,7 @@ def contents(run: SampledRun) -> Contents:
         documents={SAMPLING_INFO: json_document(info), REPORT: json_document(report(run.buckets))},
         ledger=run.ledger,
         statistics=_statistics(run, info),
-        stages=_lineage(run.buckets),
+        stages={**_lineage(run.buckets), **part_stages("validate", run.validated)},
     )
 
 

@@ -18,14 +18,17 @@ class WrittenRun:
     """Hold written and validated probe rows.
 
     Attributes:
-        scattered, gathered: receipts of both passes, in order.
+        scattered, gathered: receipts of both passes, in order; `merged`: of what lies between them.
         ledger: row ledger of the whole run.
+        validated: receipts of the validation.
     """
 
     config: BuildProbeRowsConfig
     scattered: tuple[Receipt, ...]
+    merged: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
+    validated: tuple[Receipt, ...]
 
 
 def contents(run: WrittenRun) -> Contents:
@@ -36,7 +39,12 @@ def contents(run: WrittenRun) -> Contents:
         documents={REPORT: json_document(statistics)},
         ledger=run.ledger,
         statistics=statistics,
-        stages={**part_stages("scatter", run.scattered), **part_stages("gather", run.gathered)},
+        stages={
+            **part_stages("scatter", run.scattered),
+            **part_stages("merge", run.merged),
+            **part_stages("gather", run.gathered),
+            **part_stages("validate", run.validated),
+        },
     )
 
 

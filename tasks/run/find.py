@@ -335,7 +335,7 @@ def _manifest_in(files: _Files, folder: str) -> RunManifest | IntegrityError | N
             return None
         return IntegrityError("the run has no manifest; it is not complete", code="no_manifest", where=where)
     try:
-        return parse_manifest(content, where)
+        return parse_manifest(content, where, lambda name: files.read(f"{folder}/{name}"))
     except IntegrityError as error:
         notes = (f"{folder}/{name}" for name in _NOTES)
         is_ours = (

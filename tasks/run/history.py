@@ -79,7 +79,8 @@ def unlisted_files(folder: Path, manifest: RunManifest) -> Iterator[IntegrityErr
     """
     # Earlier versions wrote the notes too, but did not record them.
     notes = {record.path for record in manifest.notes} if manifest.is_proven else set(NOTES)
-    named = {MANIFEST, *notes, *manifest.links, *(record.path for record in manifest.outputs)}
+    files = (*manifest.lists, *manifest.outputs)
+    named = {MANIFEST, *notes, *manifest.links, *(record.path for record in files)}
     for path in walk(folder):
         name = path.relative_to(folder).as_posix()
         if name in named or path.name.startswith(TEMP_PREFIX) or (path.is_dir() and not path.is_symlink()):
@@ -161,7 +162,8 @@ def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifes
 
 def _has_links(folder: Path, manifest: RunManifest) -> bool:
     """Return whether a file of this run became a symbolic link, which could lead to anything by tomorrow."""
-    names = [MANIFEST, *(record.path for record in (*manifest.notes, *manifest.outputs))]
+    files = (*manifest.notes, *manifest.lists, *manifest.outputs)
+    names = [MANIFEST, *(record.path for record in files)]
     for parent in {posixpath.dirname(name) for name in names}:
         refuse_links(folder / parent)
     return any(os.path.islink(f"{folder}/{name}") for name in names)  # noqa: PTH114 - a run may have many files

@@ -39,7 +39,7 @@ class CutJob(Job):
 
 
 def cut_dataset(job: CutJob) -> Receipt:
-    """Write the rotated interval of every shard to `cuts.json`; the receipt has the shards of each split.
+    """Write the rotated edges of all shards to `cuts.json`; the receipt has the shards of each split.
 
     Raises:
         IntegrityError: a spool is damaged.
@@ -53,9 +53,12 @@ def cut_dataset(job: CutJob) -> Receipt:
         spools, job.splits, job.seed, job.shard_tokens, grouped=job.grouped, deduplicate=job.deduplicate
     )
     record = write_file(job.folder / _CUTS, json.dumps(cuts).encode()).record(job.root)
-    return job.receipt([record], statistics={"shards": {name: len(shards) for name, shards in cuts.items()}})
+    return job.receipt(
+        [record], statistics={"shards": {name: len(edges) - 1 for name, edges in cuts.items()}}
+    )
 
 
-def read_cuts(folder: Path, split: str) -> list[tuple[int, int]]:
-    """Return the rotated intervals of a split's shards."""
-    return [(low, high) for low, high in json.loads(read_bytes(folder / _CUTS))[split]]
+def read_cuts(folder: Path, split: str) -> list[int]:
+    """Return the rotated positions where a split's shards begin, and where the last one ends."""
+    edges: list[int] = json.loads(read_bytes(folder / _CUTS))[split]
+    return edges

@@ -6,7 +6,7 @@ not depend on how many there are.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,10 +23,11 @@ from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
 from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.sft.cut import read_cuts
-from tasks.sft.order.fit import OVERFLOW_COUNTS, Pieces, fit, padded_length
-from tasks.sft.order.interval import Interval, duplicates, rows_of, shifted
+from tasks.sft.order.fit import OVERFLOW_COUNTS, Pieces, first_rows, fit, padded_length
+from tasks.sft.order.interval import Window, duplicates, rows_of, shifted
 from tasks.sft.order.positions import rotation, unrotated
 from tasks.sft.order.provenance import write_provenance
+from tasks.sft.repeats import among, read_repeats
 from tasks.sft.shards.bins import Bins
 from tasks.sft.shards.shard import ShardMetadata
 from tasks.sft.shards.writers import open_writer, shard_name
@@ -44,8 +45,12 @@ class PackJob(Job):
 
     Attributes:
         cut_stage: stage hash of the cuts; spool_stages: those of the spools, in part order.
+        repeats_stage: stage hash of the rows to leave out, and repeats_parts: in how many files they are; none if
+            each shard finds them itself.
         source_files: for each spool, the input files its rows name.
+        packing: hash of what decides the bins, which the storage does not; seeds their order.
         first_shard, end_shard: which shards of the split.
+        most_tokens: only the first rows, up to about so many tokens that fit a bin; all if `None`.
         eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
     """
 
@@ -53,9 +58,13 @@ class PackJob(Job):
     cut_stage: str
     spool_stages: tuple[str, ...]
     source_files: tuple[tuple[str, ...], ...]
+    repeats_stage: str = ""
+    repeats_parts: int = 0
     split: str
+    packing: str
     first_shard: int
     end_shard: int
+    most_tokens: int | None = None
     seed: int
     grouped: bool
     deduplicate: bool
@@ -80,12 +89,22 @@ def pack_shards(job: PackJob) -> Receipt:
             "tokenizer has none; set eos_token in its tokenizer_config.json or pad_to_multiple: 1",
             where="pack.pad_to_multiple",
         )
-    shards = read_cuts(stage_folder(job.root, job.cut_stage), job.split)
+    edges = read_cuts(stage_folder(job.root, job.cut_stage), job.split)[job.first_shard : job.end_shard + 1]
+    turn = rotation(job.seed, job.grouped)
     made = _Made()
-    with RejectWriter(job.folder / REJECTS) as rejects:
+    with (
+        RejectWriter(job.folder / REJECTS) as rejects,
+        Window(job.root, job.spool_stages, edges, turn, job.folder) as window,
+    ):
         for number in range(job.first_shard, job.end_shard):
-            _make(job, number, shards[number], rejects, made)
-        records = [*made.records, *made.write_figures(job), *rejects.finish(job.root)]
+            shard = number - job.first_shard
+            sequences = window.sequences(shard)
+            repeats = _repeats(job, unrotated(edges[shard], edges[shard + 1], turn))
+            kept, pieces = _choose(job, window, sequences, repeats, rejects, made)
+            plan = _plan(job, number, pieces)
+            if plan.bins:
+                _write(job, number, window, kept, plan, made)
+        records = [*made.records, *rejects.finish(job.root)]
     return job.receipt(
         records, ledger=RowLedger.total(made.ledgers), statistics={**made.overflow, "shards": made.shards}
     )
@@ -99,42 +118,37 @@ class _Made:
         self.ledgers: list[RowLedger] = []
         self.overflow = dict.fromkeys(OVERFLOW_COUNTS, 0)
         self.shards: list[dict[str, int]] = []
-        self.lengths: Counter[int] = Counter()
-        self.fills: Counter[int] = Counter()
-
-    def write_figures(self, job: PackJob) -> list[FileRecord]:
-        """Write how often each sequence length and each fill of a bin occur, for the report."""
-        return [
-            write_array(
-                job.folder / f"{name}-{job.part:06d}.npy",
-                np.array(sorted(counts.items()), np.int64).reshape(-1, 2),
-                job.root,
-            )
-            for name, counts in (("lengths", self.lengths), ("fills", self.fills))
-        ]
 
 
-def _make(job: PackJob, number: int, rotated: tuple[int, int], rejects: RejectWriter, made: _Made) -> None:
-    intervals = unrotated(*rotated, rotation(job.seed, job.grouped))
-    with Interval(job.root, job.spool_stages, intervals, job.folder) as interval:
-        kept, pieces = _choose(job, interval, rejects, made)
-        plan = _plan(job, number, pieces)
-        if plan.bins:
-            _write(job, number, interval, kept, plan, made)
+def _repeats(job: PackJob, intervals: Sequence[tuple[int, int]]) -> NDArray[Any] | None:
+    """Return the rows to leave out, or `None` if equal conversations lie side by side."""
+    if not job.repeats_parts:
+        return None
+    return read_repeats(job.root, job.repeats_stage, job.repeats_parts, intervals)
 
 
 def _choose(
-    job: PackJob, interval: Interval, rejects: RejectWriter, made: _Made
+    job: PackJob,
+    window: Window,
+    sequences: NDArray[Any],
+    repeats: NDArray[Any] | None,
+    rejects: RejectWriter,
+    made: _Made,
 ) -> tuple[NDArray[Any], Pieces]:
     """Deduplicate and apply the overflow rule; account for the rows. Return the sequences kept, and their pieces."""
-    row, firsts = rows_of(interval.sequences)
-    again = duplicates(interval.sequences, firsts) if job.deduplicate else np.zeros(len(firsts), bool)
-    kept, row = interval.sequences[~again[row]], row[~again[row]]
+    row, firsts = rows_of(sequences)
+    if not job.deduplicate:
+        again = np.zeros(len(firsts), bool)
+    elif repeats is None:
+        again = duplicates(sequences, firsts)
+    else:
+        again = among(sequences[firsts], repeats)
+    kept, row = sequences[~again[row]], row[~again[row]]
     start = kept["start"].astype(np.int64)
 
     def trained(sequence: Ints, skipped: Ints, length: Ints) -> NDArray[np.bool_]:
         # The first token of a piece is no label.
-        items = interval.tokens(start[sequence] + skipped, length)
+        items = window.tokens(start[sequence] + skipped, length)
         items[lengths_to_offsets(length)[:-1]] = 0
         return np.asarray(
             np.bitwise_or.reduceat(items, lengths_to_offsets(length)[:-1]) >> np.uint32(31), bool
@@ -143,17 +157,22 @@ def _choose(
     pieces, overflow = fit(kept["length"].astype(np.int64), job.pack, trained)
     for name in OVERFLOW_COUNTS:
         made.overflow[name] += overflow[name]
-    used = np.zeros(len(firsts), bool)
-    used[row[pieces.sequence]] = True
-    lost = ~again & ~used
+    fits = np.zeros(len(firsts), bool)
+    fits[row[pieces.sequence]] = True
+    lost = ~again & ~fits
+    used = fits
+    if job.most_tokens is not None:
+        used = fits & first_rows(pieces.length, row[pieces.sequence], len(firsts), job.most_tokens)
+        pieces = pieces.only(used[row[pieces.sequence]])
     reason = "over_long" if job.pack.overflow is Overflow.DROP else "no_trained_token_in_pack_size"
-    for one in interval.sequences[firsts[lost]]:
+    for one in sequences[firsts[lost]]:
         name = job.source_files[int(one["part"])][int(one["file"])]
         rejects.add(name, int(one["row"]), reason, f"pack.size is {job.pack.size}")
     made.ledgers.append(
         RowLedger(
             rows_in=len(firsts),
             rows_used=int(used.sum()),
+            not_selected=int(fits.sum()) - int(used.sum()),
             duplicates=int(again.sum()),
             rejected={reason: int(lost.sum())} if lost.any() else {},
         )
@@ -188,14 +207,12 @@ def _plan(job: PackJob, number: int, pieces: Pieces) -> _Plan:
     stored = padded_length(pieces.length, job.pack.pad_to_multiple)
     cost = stored - 1 if job.pack.count is Count.RUNTIME else stored
     # Each shard of each split of each data set draws from a stream of its own.
-    seed = int(canonical_hash([job.stage, number]), 16)
+    seed = int(canonical_hash([job.packing, number]), 16)
     packing: Packing = pack(cost, job.pack.size, order=job.pack.order.value, seed=seed)
     return _Plan(pieces, stored, packing.bin_items.astype(np.int64), packing.bin_offsets)
 
 
-def _write(
-    job: PackJob, number: int, interval: Interval, kept: NDArray[Any], plan: _Plan, made: _Made
-) -> None:
+def _write(job: PackJob, number: int, window: Window, kept: NDArray[Any], plan: _Plan, made: _Made) -> None:
     name = shard_name(number, job.storage.format)
     metadata = ShardMetadata.made_here(job.pack, job.tokenizer_digest, job.vocabulary_size)
     stored_bins = plan.sums(plan.stored)
@@ -206,7 +223,7 @@ def _write(
     trained = 0
     with open_writer(job.folder / name, job.storage, metadata, plan.bins, width) as writer:
         for first in range(0, plan.bins, block):
-            bins = _gather(interval, kept, plan, first, min(first + block, plan.bins), job.eos_id or 0)
+            bins = _gather(window, kept, plan, first, min(first + block, plan.bins), job.eos_id or 0)
             writer.write_block(bins)
             trained += int(bins.loss_mask.sum(dtype=np.int64))
         writer.finalize()
@@ -218,11 +235,16 @@ def _write(
     )
     runtime = plan.stored - 1
     runtime_bins = plan.sums(runtime)
-    made.lengths.update(_counted(plan.pieces.length))
-    made.fills.update(_counted(runtime_bins if job.pack.count is Count.RUNTIME else stored_bins))
+    fills = runtime_bins if job.pack.count is Count.RUNTIME else stored_bins
+    made.records += [
+        # For the report: how often each length of a sequence and each fill of a bin occur.
+        write_array(job.folder / f"{figure}-{number:06d}.npy", _counted(values), job.root)
+        for figure, values in (("lengths", plan.pieces.length), ("fills", fills))
+    ]
     made.shards.append(
         {
             "shard": number,
+            "rows": made.ledgers[-1].rows_used,
             "bins": plan.bins,
             "sequences": len(plan.stored),
             "tokens": int(plan.stored.sum()),
@@ -236,13 +258,13 @@ def _write(
     )
 
 
-def _counted(values: Ints) -> dict[int, int]:
-    found, counts = np.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+def _counted(values: Ints) -> Ints:
+    """Return values and how often each occurs: int64[n, 2]."""
+    return np.stack(np.unique(values, return_counts=True), axis=1)
 
 
 def _gather(
-    interval: Interval, kept: NDArray[Any], plan: _Plan, first_bin: int, end_bin: int, pad_id: int
+    window: Window, kept: NDArray[Any], plan: _Plan, first_bin: int, end_bin: int, pad_id: int
 ) -> Bins:
     """Copy the pieces of bins `[first_bin, end_bin)`."""
     offsets = plan.offsets[first_bin : end_bin + 1]
@@ -252,7 +274,7 @@ def _gather(
     start = kept["start"].astype(np.int64)[plan.pieces.sequence[items]] + plan.pieces.skipped[items]
     begins = lengths_to_offsets(stored)
     token_offsets = begins[seq_offsets]
-    ids, mask = shifted(interval.tokens(start, length), lengths_to_offsets(length)[1:] - 1)
+    ids, mask = shifted(window.tokens(start, length), lengths_to_offsets(length)[1:] - 1)
     if (stored != length).any():
         places = ranges(begins[:-1], length)
         padded_ids, padded_mask = (

@@ -8,22 +8,25 @@ only its own fields, so a new pack size never tokenizes again, and a new blend w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.run import Receipt
 from schemas.sft import DatasetConfig, PackSftConfig
 from tasks.inputs.segments import Segment, parts_of
-from tasks.inputs.sizing import batch_size
 from tasks.run.contract import absolute_root
 from tasks.sft.cut import CutJob
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
+from tasks.sft.order.spool import ITEM
 from tasks.sft.pack import PackJob
+from tasks.sft.repeats import RepeatsJob, ranges_of_digests
 from tasks.sft.screen import ScreenJob
 from tasks.sft.tokenize import TokenizeJob
 
-# With more task runs than this, Prefect's overhead becomes noticeable; several shards then share a task.
-_MAX_PACK_TASKS = 128
+# Consecutive shards are made together until a spool gives about this much to them: smaller reads are dear.
+_READ_BYTES = 1 << 20
+# But so many jobs, at least, are left to be made side by side, and no job has more shards than the second.
+_FEWEST_JOBS, _MOST_SHARDS = 16, 64
 
 
 def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
@@ -128,6 +131,38 @@ def _cut_fields(config: PackSftConfig, dataset: DatasetConfig, spools: Sequence[
     }
 
 
+def repeats_jobs(
+    config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]]
+) -> dict[str, list[RepeatsJob]]:
+    """Create the jobs that find equal conversations in different groups, for each data set that may have some."""
+    if not config.deduplicate:
+        return {}
+    return {
+        dataset.name: _repeats_of_dataset(config, dataset, spools[dataset.name])
+        for dataset in config.datasets
+        if dataset.fields.group is not None
+    }
+
+
+def _repeats_of_dataset(
+    config: PackSftConfig, dataset: DatasetConfig, spools: Sequence[Receipt]
+) -> list[RepeatsJob]:
+    stages = tuple(receipt.stage for receipt in spools)
+    sequences = sum(int(receipt.statistics["sequences"]) for receipt in spools)
+    return [
+        RepeatsJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key("repeats", spools=stages),
+            part=part,
+            spool_stages=stages,
+            low=low,
+            high=high,
+            label=dataset.name,
+        )
+        for part, (low, high) in enumerate(ranges_of_digests(sequences))
+    ]
+
+
 @dataclass(frozen=True)
 class SplitShards:
     """The shards to make of one data set in one split.
@@ -144,28 +179,38 @@ class SplitShards:
 
 
 def pack_jobs(
-    config: PackSftConfig, spools: Mapping[str, Sequence[Receipt]], cuts: Sequence[Receipt]
+    config: PackSftConfig,
+    spools: Mapping[str, Sequence[Receipt]],
+    cuts: Sequence[Receipt],
+    repeats: Mapping[str, Sequence[RepeatsJob]],
 ) -> list[SplitShards]:
-    """Create the jobs that make the shards, by split and data set; at most 128 for each.
+    """Create the jobs that make the shards, by split and data set.
 
     Args:
         spools: the tokenize receipts of every data set, in part order.
         cuts: the receipt of each data set's cuts, in configuration order.
+        repeats: the jobs that found equal conversations in different groups, by data set.
     """
     return [
-        _pack_split(config, dataset, split, spools[dataset.name], cut)
+        _pack_split(config, dataset, split, spools[dataset.name], cut, repeats.get(dataset.name, ()))
         for split in config.splits.intervals()
         for dataset, cut in zip(config.datasets, cuts, strict=True)
     ]
 
 
 def _pack_split(
-    config: PackSftConfig, dataset: DatasetConfig, split: str, spools: Sequence[Receipt], cut: Receipt
+    config: PackSftConfig,
+    dataset: DatasetConfig,
+    split: str,
+    spools: Sequence[Receipt],
+    cut: Receipt,
+    repeats: Sequence[RepeatsJob],
 ) -> SplitShards:
     settings = {"pack": config.pack.hash_fields(), "storage": config.storage.hash_fields()}
     stage = DOMAIN.stage_key("pack", cut=cut.stage, split=split, **settings)
+    packing = DOMAIN.stage_key("packing", cut=cut.stage, split=split, pack=settings["pack"])
     shards = int(cut.statistics["shards"][split])
-    batch = batch_size(shards, _MAX_PACK_TASKS)
+    batch = _shards_of_job(shards, len(spools), config.storage.shard_tokens)
     said = spools[0].statistics
     jobs = tuple(
         PackJob(
@@ -175,7 +220,10 @@ def _pack_split(
             cut_stage=cut.stage,
             spool_stages=tuple(receipt.stage for receipt in spools),
             source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in spools),
+            repeats_stage=repeats[0].stage if repeats else "",
+            repeats_parts=len(repeats),
             split=split,
+            packing=packing,
             first_shard=first,
             end_shard=min(first + batch, shards),
             seed=config.seed,
@@ -192,3 +240,22 @@ def _pack_split(
     )
     pack_hash = DOMAIN.stage_key("packed", cut=cut.stage, **settings)
     return SplitShards(dataset, split, pack_hash, jobs)
+
+
+def rest_job(shards: SplitShards, number: int, most_tokens: int) -> PackJob:
+    """Create the job that makes a shard of the first rows of another one."""
+    job = shards.jobs[0]
+    stage = DOMAIN.stage_key("rest", pack=job.stage, shard=number, most_tokens=most_tokens)
+    return replace(
+        job, stage=stage, part=0, first_shard=number, end_shard=number + 1, most_tokens=most_tokens
+    )
+
+
+def _shards_of_job(shards: int, parts: int, shard_tokens: int) -> int:
+    """Return how many consecutive shards a job makes; it depends on nothing that is not in their key.
+
+    >>> _shards_of_job(500, 100, 1 << 26), _shards_of_job(2000, 20_000, 1 << 26), _shards_of_job(8, 500, 1 << 20)
+    (1, 64, 1)
+    """
+    wanted = _READ_BYTES * parts // (shard_tokens * ITEM.itemsize)
+    return max(1, min(wanted, shards // _FEWEST_JOBS, _MOST_SHARDS))

@@ -143,10 +143,10 @@ def test_only_what_a_change_touches_is_made_again(nested: Path) -> None:
     _, again = sample_serially(config_of(nested, {3: 200, 4.0: 10}, max_rows=20))
     assert again.executed == []
     _, counted = sample_serially(config_of(nested, {3: 200, 4.0: 11}, max_rows=20))
-    assert [task for task, _ in counted.executed] == ["select", "write"]
+    assert [task for task, _ in counted.executed] == ["select", "write", "validate"]
     write_bucket(nested / "in" / "3", {"zz.parquet": texts("new", 5)})
     _, grown = sample_serially(config_of(nested, {3: 200, 4.0: 11}, max_rows=20))
-    assert [task for task, _ in grown.executed] == ["inventory", "select", "write"]
+    assert [task for task, _ in grown.executed] == ["inventory", "select", "write", "validate"]
     after = published_digests(nested / "out" / "latest")
     fresh = config_of(nested, {3: 200, 4.0: 11}, max_rows=20, output_dir=str(nested / "fresh"))
     sample_serially(fresh)

@@ -73,9 +73,9 @@ def test_old_runs_and_their_own_stages_go(cli: Cli, tmp_path: Path, small_tokeni
     assert published_digests(out / "runs" / new) == digests and validate_path(out).ok
     assert json.loads(cli("prune", out, "--json").out)["stages"] == []
 
-    # The spool that both runs share is still there; only the old plan and shards are made again.
+    # The spool that both runs share is still there; only the old shards are made again.
     _, serial = mill_serially(config_of(out, tmp_path / "chats.jsonl", small_tokenizer, pack={"size": 128}))
-    assert {task for task, _ in serial.executed} == {"plan", "write"}
+    assert {task for task, _ in serial.executed} == {"pack", "validate"}
 
 
 def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:

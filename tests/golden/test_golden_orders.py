@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from golden.cases import CASES, ROOT, run_case
-from tasks.sft.splits import unit_hash
 
 from schemas.canonical import canonical_hash
 from schemas.run import FileRecord, Receipt, RowLedger
@@ -36,6 +35,7 @@ from tasks.sft.datasets.blending import blend_order
 from tasks.sft.datasets.collate import Collate
 from tasks.sft.datasets.factory import create_sft_dataset
 from tasks.sft.datasets.order import EpochOrder, SampleMapping, Share
+from tasks.sft.order.positions import positions, rotation
 
 
 def digest(*arrays: Any) -> str:
@@ -93,15 +93,23 @@ def test_row_ids_of_a_sample(seed: int, bucket: str, path: str, start: int, expe
     assert [hashlib.md5(one, usedforsecurity=False).hexdigest()[:16] for one in ids] == expected
 
 
-def test_split_positions_of_conversations() -> None:
-    groups = np.array([0, 1, 2, 2**63, 2**64 - 1], np.uint64)
-    assert unit_hash(groups, 42).tolist() == [
-        0.34329192209867343, 0.9504380907279257, 0.4465878737451613, 0.9581715506866649, 0.7976691066913028,
+def test_positions_of_conversations() -> None:
+    digest = np.array([0x0123456789ABCDEF, 2**64 - 1], np.uint64)
+    group = np.array([0xFEDCBA9876543210, 0], np.uint64)
+    rows = np.array([0, 7])
+    # The last four digits begin what SplitMix64's finaliser makes of 0 and 7: e220a8397b1dcdaf, 63cbe1e459320dd7.
+    assert [f"{value:016x}" for value in positions(digest, None, rows).tolist()] == [
+        "0123456789abe220", "ffffffffffff63cb",
     ]  # fmt: skip
-    assert [value.hex() for value in unit_hash(groups, 0).tolist()] == [
-        "0x1.4e0dba5e9a32fp-1", "0x1.169fb51912560p-5", "0x1.af992ce9febffp-1", "0x1.4e175dffccec8p-2",
-        "0x1.6ec16447d1958p-3",
+    assert [f"{value:016x}" for value in positions(digest, group, rows).tolist()] == [
+        "fedcba012345e220", "000000ffffff63cb",
     ]  # fmt: skip
+
+
+def test_rotations_of_seeds() -> None:
+    # The first bytes of `printf gristmill-split-42 | sha256sum`, the last two, or five with groups, cleared.
+    assert [f"{rotation(seed, False):016x}" for seed in (0, 42)] == ["50fbaf1efa980000", "2f55e7504e220000"]
+    assert [f"{rotation(seed, True):016x}" for seed in (0, 42)] == ["50fbaf0000000000", "2f55e70000000000"]
 
 
 @pytest.mark.parametrize(
@@ -278,15 +286,15 @@ def digest_of_samples(samples: Iterable[Any]) -> str:
 @pytest.mark.parametrize("name", ["pack-sft", "pack-sft-memmap", "pack-sft-npy"])
 def test_samples_of_a_run(name: str, made: Callable[[str], Path]) -> None:
     with closing(create_sft_dataset(made(name), max_num_samples=150, seed=5)) as dataset:
-        assert digest_of_samples(dataset) == "62538545fb5c0779"
+        assert digest_of_samples(dataset) == "2b5ad08e1db2bdba"
     with closing(create_sft_dataset(made(name), "valid")) as dataset:
         samples = list(dataset)
-    assert digest_of_samples(samples) == "da3477f08d18848e"
+    assert digest_of_samples(samples) == "e6b050f61f0e7c03"
     batch = Collate(pad_id=1).arrays(samples[:3])
     names = (
         "tokens", "labels", "loss_mask", "position_ids", "token_count", "padding_mask", "cu_seqlens", "max_seqlen",
     )  # fmt: skip
-    assert digest(*(batch[name] for name in names)) == "336b5e3d672db91b"
+    assert digest(*(batch[name] for name in names)) == "942b899ccd01c2d8"
 
 
 def test_crops_of_a_run(made: Callable[[str], Path]) -> None:

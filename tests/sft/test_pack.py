@@ -55,7 +55,7 @@ def job(root: Path, *stages: str, cuts: list[tuple[int, int]] | None = None, **p
     cuts = [(0, RING)] if cuts is None else cuts
     folder = stage_folder(root, CUT)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cuts.json").write_text(json.dumps({"train": cuts}))
+    (folder / "cuts.json").write_text(json.dumps({"train": [cuts[0][0], *(high for _, high in cuts)]}))
     return PackJob(
         output_dir=str(root),
         stage="00000000000000ff",
@@ -63,6 +63,7 @@ def job(root: Path, *stages: str, cuts: list[tuple[int, int]] | None = None, **p
         spool_stages=stages,
         source_files=tuple(("in.jsonl",) for _ in stages),
         split="train",
+        packing="e" * 16,
         first_shard=0,
         end_shard=len(cuts),
         seed=1,

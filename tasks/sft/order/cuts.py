@@ -6,7 +6,6 @@ too coarse, the sparse index of the records there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -60,11 +59,12 @@ class Curve:
 
 def cut_shards(
     spools: Spools, splits: SplitsConfig, seed: int, shard_tokens: int, *, grouped: bool, deduplicate: bool
-) -> dict[str, list[tuple[int, int]]]:
+) -> dict[str, list[int]]:
     """Cut each split into shards of about the same number of tokens, at most about `shard_tokens`.
 
     Returns:
-        For each split, the rotated intervals of its shards, one after the other; together they cover all positions.
+        For each split, the rotated positions where its shards begin, and where the last one ends; together the shards
+        cover all positions.
     """
     turn = rotation(seed, grouped)
     buckets = sum((spool.histogram(deduplicate) for spool in spools()), np.zeros(BUCKETS, np.int64))
@@ -148,11 +148,10 @@ def _shapes(
     }
 
 
-def _cut(curve: Curve, low: int, high: int, shards: int, unit: int) -> list[tuple[int, int]]:
+def _cut(curve: Curve, low: int, high: int, shards: int, unit: int) -> list[int]:
     first, last = curve.tokens_before(low), curve.tokens_before(high)
     inner = [
         curve.position_of(first + (last - first) * number // shards) // unit * unit
         for number in range(1, shards)
     ]
-    edges = [low, *(min(max(edge, low), high) for edge in inner), high]
-    return list(itertools.pairwise(edges))
+    return [low, *(min(max(edge, low), high) for edge in inner), high]

@@ -1,7 +1,9 @@
-"""Gather what the spools of a data set have in an interval of positions."""
+"""Gather what the spools of a data set have in consecutive shards."""
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -10,49 +12,85 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.packing.arrays import lengths_to_offsets, repeated
+from tasks.sft.order.positions import RING, unrotated
 from tasks.sft.order.spool import ITEM, RECORD, TOKEN, open_spools
+from tasks.spool.reader import SpoolReader
 from tasks.storage.scratch import Scratch
 
-# What an interval knows of a sequence: its record, and which spool it came from.
+# What a shard knows of a sequence: its record, and which spool it came from.
 SEQUENCE = np.dtype([*((name, RECORD[name]) for name in RECORD.names or ()), ("part", "<u4")])
 
+# Read at once from a spool.
+_READ_ITEMS = (8 << 20) // ITEM.itemsize
 
-class Interval:
-    """The sequences of an interval, and their tokens in a file without a name.
+
+class Window:
+    """The sequences of consecutive shards, and their tokens, in a file without a name.
+
+    Every spool is opened once, and gives one range of records, however many shards there are. Memory depends on
+    neither their number nor their size.
 
     Args:
-        intervals: of positions: one, or two where the rotated interval wraps.
-
-    Attributes:
-        sequences: `SEQUENCE[n]`, in an order that does not depend on how the rows were cut into parts: equal
-            positions but for the row's hash, then by digest, part, row and turn.
+        edges: rotated positions; shard i is `[edges[i], edges[i + 1])`.
+        turn: how far the seed rotates positions.
+        folder: where the file is made.
     """
 
     def __init__(
-        self, root: Path, stages: Sequence[str], intervals: Sequence[tuple[int, int]], folder: Path
+        self, root: Path, stages: Sequence[str], edges: Sequence[int], turn: int, folder: Path
     ) -> None:
         self._scratch = Scratch(folder)
-        found = []
+        # For each shard, where its records lie in the file, and how many there are: two numbers a spool.
+        self._places = [array("Q") for _ in edges[1:]]
+        inner = np.array([min(edge, RING - 1) for edge in edges[1:-1]], np.uint64)
         with open_spools(root, stages) as spools:
             for part, spool in enumerate(spools):
-                for low, high in intervals:
-                    records = spool.records(low, high)
-                    if not len(records):
-                        continue
-                    first, items = spool.items(records)
-                    sequences = np.zeros(len(records), SEQUENCE)
-                    for name in RECORD.names or ():
-                        sequences[name] = records[name]
-                    begins = self._scratch.append(items) // ITEM.itemsize
-                    sequences["start"] = records["start"] - np.uint64(first) + np.uint64(begins)
-                    sequences["part"] = part
-                    found.append(sequences)
-        sequences = np.concatenate(found) if found else np.zeros(0, SEQUENCE)
+                for low, high in unrotated(edges[0], edges[-1], turn):
+                    self._add(part, spool, spool.records(low, high), inner, turn)
+
+    def _add(
+        self, part: int, spool: SpoolReader, records: NDArray[Any], inner: NDArray[np.uint64], turn: int
+    ) -> None:
+        if not len(records):
+            return
+        first, end = _items(records)
+        whole = spool.items(first, end) if end - first <= _READ_ITEMS else None
+        rotated = records["position"] + np.uint64(turn)
+        shard = np.searchsorted(inner, rotated, "right")
+        edges = [*np.flatnonzero(np.diff(shard, prepend=-1)).tolist(), len(records)]
+        for begin, stop in itertools.pairwise(edges):
+            sequences = np.zeros(stop - begin, SEQUENCE)
+            for name in RECORD.names or ():
+                sequences[name] = records[name][begin:stop]
+            sequences["part"] = part
+            first_item, end_item = _items(sequences)
+            at = self._scratch.bytes // ITEM.itemsize
+            for item in range(first_item, end_item, _READ_ITEMS):
+                last = min(item + _READ_ITEMS, end_item)
+                self._scratch.append(
+                    whole[item - first : last - first] if whole is not None else spool.items(item, last)
+                )
+            sequences["start"] = sequences["start"] - np.uint64(first_item) + np.uint64(at)
+            self._places[shard[begin]].extend((self._scratch.append(sequences), len(sequences)))
+
+    def sequences(self, shard: int) -> NDArray[Any]:
+        """Return the sequences of a shard: `SEQUENCE[n]`.
+
+        Their order does not depend on how the rows were cut into parts: by position but for the row's hash, then by
+        digest, part, file, row and turn.
+        """
+        places = self._places[shard]
+        sequences = np.zeros(sum(places[1::2]), SEQUENCE)
+        view = sequences.view(np.uint8).data
+        filled = 0
+        for at, count in zip(places[::2], places[1::2], strict=True):
+            size = count * SEQUENCE.itemsize
+            self._scratch.read_into(view[filled : filled + size], at)
+            filled += size
         place = sequences["position"] >> np.uint64(16)
         digest = sequences["digest"]
         origin = [sequences[name] for name in ("turn", "row", "file", "part")]
-        order = np.lexsort((*origin, digest[:, 1], digest[:, 0], place))
-        self.sequences: NDArray[Any] = sequences[order]
+        return sequences[np.lexsort((*origin, digest[:, 1], digest[:, 0], place))]
 
     def tokens(self, start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Read items from the given places, one piece after another: uint32[sum of lengths]."""
@@ -68,6 +106,11 @@ class Interval:
 
     def __exit__(self, *exc_info: object) -> None:
         self._scratch.close()
+
+
+def _items(records: NDArray[Any]) -> tuple[int, int]:
+    """Return the range of items that some records of a spool stand for."""
+    return int(records["start"].min()), int((records["start"] + records["length"]).max())
 
 
 def rows_of(sequences: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
