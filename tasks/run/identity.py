@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 from schemas.run import InputRecord, Receipt
 from tasks.inputs.files import InputFile
 from tasks.inputs.fingerprint import Fingerprints, identity_of, is_settled
-from tasks.inputs.parts import Cut
+from tasks.inputs.parts import LARGEST_PIECE, Cut
 from tasks.inputs.survey import (
     BLOCK_BYTES,
     Block,
@@ -59,6 +59,12 @@ class Source:
 
 S = TypeVar("S", bound=Source)
 
+# Endings of files that are one piece whatever their size, why, and what else can be done.
+_UNCUT = (
+    *((ending, "compressed text", ", or uncompressed") for ending in (".gz", ".zst", ".bz2")),
+    (".csv", "CSV", ", or as Parquet"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Generic[S]):
@@ -85,6 +91,18 @@ class Identity(Generic[S]):
             )
             for source in self.sources
             for file, digest in zip(source.files, source.digests, strict=True)
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Say which files are so large that others wait for the one task that reads them."""
+        return tuple(
+            f"{file.name} of {source.name} has {file.bytes / 2**30:,.1f} GiB and is read by a single task, because "
+            f"{what} cannot be cut; give it as several files{other}"
+            for source in self.sources
+            for file in source.files
+            if file.bytes > LARGEST_PIECE
+            for ending, what, other in _UNCUT
+            if file.path.name.endswith(ending)
         )
 
     def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
