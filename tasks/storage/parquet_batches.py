@@ -3,7 +3,7 @@
 One text in a dictionary can stand for millions of rows: a file of 1 kB whose 256 rows are one text of 4 MB decodes to
 1 GB at once. What a row takes is known only once it is decoded (a footer may lie, and Arrow gathers whole row
 groups where it is asked for dictionaries), so few rows are decoded at once, and joined while they are small.
-On documents of 1.9 kB that costs nothing, on conversations of 2.4 kB 1 us a row.
+That costs 0.5 us a row, of documents of 1.9 kB a tenth of decoding.
 """
 
 from __future__ import annotations

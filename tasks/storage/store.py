@@ -94,7 +94,11 @@ def _is(kind: Callable[[], bool]) -> bool:
 LOCAL = LocalStore()
 
 
-def read_stored(store: Store, path: str) -> bytes:
-    """Read a small file of a store."""
+def read_stored(store: Store, path: str, most: int = -1) -> bytes:
+    """Read a small file of a store.
+
+    Args:
+        most: largest number of bytes to read; -1 for all.
+    """
     with store.open(path) as file:
-        return file.read()
+        return file.read(most)

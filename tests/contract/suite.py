@@ -44,7 +44,7 @@ from tasks.run.layout import (
     STAGES,
 )
 from tasks.run.manifest import read_manifest
-from tasks.run.prune import find_unneeded, list_runs, remove
+from tasks.run.prune import damaged_runs, find_unneeded, list_runs, remove
 from tasks.run.receipts import Verify
 from tasks.storage.atomic import TEMP_PREFIX
 
@@ -514,6 +514,7 @@ class FlowContract(Workload):
             path.write_bytes(damage)
             unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
             assert [folder.name for folder in unneeded.damaged] == [old.run_hash]
+            assert [folder.name for folder in damaged_runs(out)] == [old.run_hash]
             assert (unneeded.runs, unneeded.stages) == ((), ())
         path.write_bytes(whole)
         # Where `latest` leads, a missing manifest is damage, too.
