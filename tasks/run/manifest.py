@@ -19,8 +19,8 @@ from schemas.run import MANIFEST_FORMAT, RunManifest
 from tasks.run.layout import MANIFEST
 from tasks.storage.reading import read_bytes
 
-# About 1.5 million files. To parse it takes ten times as much memory.
-MOST_BYTES = 256 << 20
+# About 750,000 files. To parse it takes ten times as much memory.
+MOST_BYTES = 128 << 20
 
 _DIGEST = "manifest_sha256"
 _REPAIR = "run the flow's configuration again to repair it, or fetch the run again"
@@ -42,7 +42,7 @@ def parse_manifest(content: bytes, where: str) -> RunManifest:
     """Parse the manifest of a run.
 
     Raises:
-        IntegrityError: `bad_manifest`: it is damaged, larger than 256 MiB, or written by a later version; `ledger`:
+        IntegrityError: `bad_manifest`: it is damaged, larger than 128 MiB, or written by a later version; `ledger`:
             its ledger does not add up.
     """
     if len(content) > MOST_BYTES:

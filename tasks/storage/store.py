@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from tasks.storage.reading import open_binary
+from tasks.storage.reading import open_binary, read_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +101,4 @@ def read_stored(store: Store, path: str, most: int = -1) -> bytes:
         most: largest number of bytes to read; -1 for all.
     """
     with store.open(path) as file:
-        return file.read(most)
+        return read_most(file, most)

@@ -116,7 +116,7 @@ def test_a_run_whose_manifest_is_damaged_is_listed(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     listed = cli("runs", out)
     assert listed.code == 0 and f"damaged run {run_hash}: the manifest " in listed.out
-    assert ("is larger than 256 MiB" in listed.out) == (how == "huge")
+    assert ("is larger than 128 MiB" in listed.out) == (how == "huge")
     assert json.loads(cli("runs", out, "--json").out) == {"runs": [], "damaged": [run_hash]}
     verdict = cli("validate", out)
     assert verdict.code == 3 and "bad_manifest" in verdict.out
