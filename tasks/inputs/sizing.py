@@ -1,4 +1,4 @@
-"""Choose part sizes as a function of the inputs, never of the number of workers."""
+"""Choose sizes of shards as a function of the inputs, never of the number of workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,3 @@ def part_size(total: int, smallest: int, most_parts: int) -> int:
     while size * most_parts < total:
         size *= 2
     return size
-
-
-def batch_size(items: int, most_batches: int) -> int:
-    """Return how many items to put into each of at most `most_batches` batches; at least 1.
-
-    >>> [batch_size(items, most_batches=64) for items in (0, 64, 65)]
-    [1, 1, 2]
-    """
-    return -(-items // most_batches) or 1

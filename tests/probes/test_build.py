@@ -504,3 +504,20 @@ def test_an_input_that_changes_under_the_run_leaves_no_receipt_of_it(
     build_serially(config)
     [record] = records(tmp_path / "out" / "latest")
     assert [m["rtt"] for m in record["measurements"]] == [float(i) for i in range(20)]
+
+
+def test_files_that_are_cut_at_row_groups_give_the_same_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = random_table(np.random.default_rng(11), 5000, 40)
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        some = table.slice(2500 * number, 2500)
+        pq.write_table(some, tmp_path / "in" / f"m{number}.parquet", row_group_size=200)
+    whole, _ = build_serially(config_of(tmp_path / "in", tmp_path / "whole"))
+    monkeypatch.setattr("tasks.inputs.parts.SMALLEST_PIECE", 10_000)
+    parts, _ = build_serially(config_of(tmp_path / "in", tmp_path / "parts"))
+    assert raw_records(tmp_path / "parts" / "latest") == raw_records(tmp_path / "whole" / "latest")
+    assert (parts.ledger, parts.run_hash) == (whole.ledger, whole.run_hash)
+    scattered = [[name for name in one.stages if name.startswith("scatter")] for one in (whole, parts)]
+    assert len(scattered[0]) == 1 < 7 < len(scattered[1])
