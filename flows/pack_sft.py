@@ -19,6 +19,7 @@ from tasks.runtime.story import tell
 from tasks.sft import steps
 from tasks.sft.identity import DOMAIN, PackIdentity, identify
 from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
+from tasks.sft.mixture import mixed, rest_jobs, wanted_tokens
 from tasks.sft.packed import PackedRun, PackedSplit, made_split
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
@@ -57,10 +58,14 @@ def mill(
 
     cuts = each(steps.cut, cut_jobs(config, spools))
     repeats = repeats_jobs(config, spools)
-    each(steps.repeats, [job for jobs in repeats.values() for job in jobs])
+    if repeats:
+        each(steps.repeats, [job for jobs in repeats.values() for job in jobs])
     splits = pack_jobs(config, spools, cuts, repeats)
     receipts = iter(each(steps.pack, [job for split in splits for job in split.jobs]))
     made = [made_split(split, [next(receipts) for _ in split.jobs]) for split in splits]
+    wanted = wanted_tokens(config, made)
+    rests = rest_jobs(wanted, made, splits)
+    made = mixed(wanted, made, each(steps.pack, rests) if rests else [])
     ledger = run_ledger(config, ledgers, made)
     packed = tuple(entry for entry in made if entry.statistics["bins"])
     check_splits(packed)

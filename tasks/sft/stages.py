@@ -8,7 +8,7 @@ only its own fields, so a new pack size never tokenizes again, and a new blend w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.run import Receipt
@@ -245,6 +245,15 @@ def _pack_split(
     )
     pack_hash = DOMAIN.stage_key("packed", cut=cut.stage, **settings)
     return SplitShards(dataset, split, pack_hash, jobs)
+
+
+def rest_job(shards: SplitShards, number: int, most_tokens: int) -> PackJob:
+    """Create the job that makes a shard of the first rows of another one."""
+    job = shards.jobs[0]
+    stage = DOMAIN.stage_key("rest", pack=job.stage, shard=number, most_tokens=most_tokens)
+    return replace(
+        job, stage=stage, part=0, first_shard=number, end_shard=number + 1, most_tokens=most_tokens
+    )
 
 
 def _shards_of_job(shards: int, parts: int, shard_tokens: int) -> int:

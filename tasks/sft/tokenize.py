@@ -56,7 +56,7 @@ class TokenizeJob(Job):
 
     @property
     def weight(self) -> int:
-        """Bytes to read."""
+        """See `Job.weight`."""
         return sum(segment.bytes for segment in self.segments)
 
 

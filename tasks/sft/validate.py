@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,51 +26,53 @@ _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateJob(Job):
-    """The shards that one job packed, to validate before they are published: paths in the output directory."""
+    """A shard to validate before it is published: a path in the output directory, and the pack size it must have."""
 
     task: ClassVar[str] = "validate"
-    shards: tuple[str, ...]
+    shard: str
     pack_size: int
+    bytes: int
+
+    @property
+    def weight(self) -> int:
+        """See `Job.weight`."""
+        return self.bytes
 
 
 def validate_jobs(config: PackSftConfig, packed: Sequence[PackedSplit]) -> list[ValidateJob]:
     """Return the jobs that validate what was packed, in order: their keys are the digests of the shards."""
-    jobs = []
-    for entry in packed:
-        for receipt in entry.receipts:
-            files = replace(entry, receipts=(receipt,)).files()
-            digests = [[record.sha256 for record in records] for records in files.values()]
-            jobs.append(
-                ValidateJob(
-                    output_dir=absolute_root(config),
-                    stage=DOMAIN.stage_key("validate", shards=digests, pack_size=entry.size),
-                    shards=tuple(files),
-                    pack_size=entry.size,
-                    label=f"{entry.dataset} {entry.split}",
-                )
-            )
-    return jobs
+    return [
+        ValidateJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
+                "validate", shard=[record.sha256 for record in shard.records], pack_size=entry.size
+            ),
+            shard=shard.path,
+            pack_size=entry.size,
+            bytes=sum(record.bytes for record in shard.records),
+            label=f"{entry.dataset} {entry.split}",
+        )
+        for entry in packed
+        for shard in entry.shards
+    ]
 
 
 def check_written(job: ValidateJob) -> Receipt:
-    """Check every shard before it is published, row by row.
+    """Check a shard before it is published, row by row.
 
     Raises:
         IntegrityError: names the first wrong row.
     """
-    counts = dict.fromkeys(_TOTALS, 0)
-    for shard in job.shards:
-        verdict = validate_shard(job.root / shard, check_digests=False)
-        verdict.raise_if_bad()
-        size = verdict.counts.get("pack_size", job.pack_size)
-        if size != job.pack_size:
-            raise IntegrityError(
-                f"the shard says its pack size is {size}; expected {job.pack_size}",
-                code="one_pack_size",
-                where=str(job.root / shard),
-            )
-        counts = {name: count + verdict.counts[name] for name, count in counts.items()}
-    return job.receipt((), statistics=counts)
+    verdict = validate_shard(job.root / job.shard, check_digests=False)
+    verdict.raise_if_bad()
+    size = verdict.counts.get("pack_size", job.pack_size)
+    if size != job.pack_size:
+        raise IntegrityError(
+            f"the shard says its pack size is {size}; expected {job.pack_size}",
+            code="one_pack_size",
+            where=str(job.root / job.shard),
+        )
+    return job.receipt((), statistics={name: verdict.counts[name] for name in _TOTALS})
 
 
 def check_totals(packed: Sequence[PackedSplit], validated: Sequence[Receipt]) -> None:

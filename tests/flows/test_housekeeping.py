@@ -75,7 +75,7 @@ def test_old_runs_and_their_own_stages_go(cli: Cli, tmp_path: Path, small_tokeni
 
     # The spool that both runs share is still there; only the old shards are made again.
     _, serial = mill_serially(config_of(out, tmp_path / "chats.jsonl", small_tokenizer, pack={"size": 128}))
-    assert {task for task, _ in serial.executed} == {"pack"}
+    assert {task for task, _ in serial.executed} == {"pack", "validate"}
 
 
 def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:

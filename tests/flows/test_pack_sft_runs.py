@@ -256,8 +256,8 @@ def _tasks(names: set[str]) -> Counter[str]:
 @pytest.mark.parametrize(
     ("setting", "made"),
     [
-        ("pack.size=320", {"pack"}),
-        ("storage.row_group_size=8", {"pack"}),
+        ("pack.size=320", {"pack", "validate"}),
+        ("storage.row_group_size=8", {"pack", "validate"}),
         ("datasets[0].weight=5", set()),
     ],
 )
