@@ -13,10 +13,10 @@ from tasks.probes import steps
 from tasks.probes.identity import DOMAIN, identify
 from tasks.probes.inventory import take_inventory
 from tasks.probes.ledger import check_train, input_ledger, run_ledger
-from tasks.probes.publish import WrittenRun, contents
+from tasks.probes.publish import WrittenRun, contents, written_shards
 from tasks.probes.records.writer import array_record_module
 from tasks.probes.report import ProbeReport
-from tasks.probes.stages import gather_jobs, scatter_jobs
+from tasks.probes.stages import gather_jobs, merge_jobs, scatter_jobs
 from tasks.probes.validate import check_totals, validate_jobs
 from tasks.report.reuse import Reuse
 from tasks.run.identity import Identity, Source
@@ -51,7 +51,7 @@ def mill(
     once: Once,
     reuse: Reuse | None = None,
 ) -> RunManifest:
-    """Run the steps in order: take inventory, scatter, gather, validate, report, publish."""
+    """Run the steps in order: take inventory, scatter, merge, gather, validate, report, publish."""
     array_record_module()
     files = take_inventory(config, identity)
 
@@ -60,15 +60,19 @@ def mill(
     ledger = input_ledger(config, scattered)
     log.info("scattered %d rows from %d files, %d rejected", ledger.rows_in, len(files), ledger.rows_rejected)
 
-    gathers = gather_jobs(config, scatters, scattered)
+    merges = merge_jobs(config, scatters, scattered)
+    merged = each(steps.merge, merges) if merges else []
+    gathers = gather_jobs(config, scatters, scattered, merges)
     check_train(gathers)
     gathered = each(steps.gather, gathers)
     ledger = run_ledger(ledger, gathered)
-    for job in gathers:
-        for shard in job.shards:
-            log.info("%s: %d measurements of %d probes in a shard", shard.split, shard.rows, shard.probes)
+    for shard, _ in written_shards(gathered):
+        log.info(
+            "%s: %d measurements of %d probes in a shard",
+            *(shard[name] for name in ("split", "measurements", "probes")),
+        )
 
     validated = each(steps.validate, validate_jobs(config, gathered))
     check_totals(gathered, ledger.rows_used)
-    run = WrittenRun(config, tuple(scattered), tuple(gathered), ledger, tuple(validated))
+    run = WrittenRun(config, tuple(scattered), tuple(merged), tuple(gathered), ledger, tuple(validated))
     return finish(DOMAIN, config, identity, contents(run), ProbeReport(run), once, reuse)

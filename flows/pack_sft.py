@@ -57,10 +57,9 @@ def mill(
     _log_tokenized(ledgers, spools)
 
     cuts = each(steps.cut, cut_jobs(config, spools))
-    repeats = repeats_jobs(config, spools)
-    if repeats:
-        each(steps.repeats, [job for jobs in repeats.values() for job in jobs])
-    splits = pack_jobs(config, spools, cuts, repeats)
+    searches = repeats_jobs(config, spools)
+    repeats = each(steps.repeats, [job for jobs in searches.values() for job in jobs]) if searches else []
+    splits = pack_jobs(config, spools, cuts, searches)
     receipts = iter(each(steps.pack, [job for split in splits for job in split.jobs]))
     made = [made_split(split, [next(receipts) for _ in split.jobs]) for split in splits]
     wanted = wanted_tokens(config, made)
@@ -73,7 +72,7 @@ def mill(
 
     validated = each(steps.validate, validate_jobs(config, packed))
     check_totals(packed, validated)
-    run = PackedRun(config, screened, spools, cuts, made, packed, ledger, validated)
+    run = PackedRun(config, screened, spools, cuts, repeats, made, packed, ledger, validated)
     report = PackReport(run, identity.tokenizer.folder)
     return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 

@@ -40,11 +40,13 @@ class ShardCounts:
 
     def add_block(self, block: Block) -> None:
         """Count whole probes."""
-        rows = np.diff(block.starts)
-        six = block.versions == 6
+        self.failed += int((block.rtts < 0).sum())
+        self.add_probes(np.diff(block.starts), block.versions == 6)
+
+    def add_probes(self, rows: NDArray[np.int64], six: NDArray[np.bool_]) -> None:
+        """Count probes by their measurements and IP version; `failed` is counted apart."""
         self.probes += len(rows)
         self.measurements += int(rows.sum())
-        self.failed += int((block.rtts < 0).sum())
         self.ipv6 += int(rows[six].sum())
         self.ipv6_probes += int(six.sum())
         self.most_measurements = max(self.most_measurements, int(rows.max()))

@@ -31,7 +31,7 @@ def check_train(jobs: Sequence[GatherJob]) -> None:
     Raises:
         IntegrityError: `empty_train`: no probe is in the train split.
     """
-    if not any(shard.split == TRAIN for job in jobs for shard in job.shards):
+    if not any(job.shard.split == TRAIN for job in jobs):
         raise IntegrityError(
             "the train split is empty: every probe fell into test; use more data, or a larger train_ratio",
             code="empty_train",

@@ -18,13 +18,14 @@ class WrittenRun:
     """Hold written and validated probe rows.
 
     Attributes:
-        scattered, gathered: receipts of both passes, in order.
+        scattered, gathered: receipts of both passes, in order; `merged`: of what lies between them.
         ledger: row ledger of the whole run.
         validated: receipts of the validation.
     """
 
     config: BuildProbeRowsConfig
     scattered: tuple[Receipt, ...]
+    merged: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
     validated: tuple[Receipt, ...]
@@ -40,6 +41,7 @@ def contents(run: WrittenRun) -> Contents:
         statistics=statistics,
         stages={
             **part_stages("scatter", run.scattered),
+            **part_stages("merge", run.merged),
             **part_stages("gather", run.gathered),
             **part_stages("validate", run.validated),
         },

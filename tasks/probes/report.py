@@ -17,7 +17,7 @@ from tasks.report.numbers import binary, count, counted, share, size, some_of
 
 # Records whose padding is measured: one group of the loader, or fewer if records are large.
 _RECORDS = 256
-_RECORD_BYTES = 1 << 25
+_RECORD_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ProbeReport:
     """See `tasks.report.compose.FlowReport`."""
 
     run: WrittenRun
-    steps: tuple[str, ...] = ("scatter", "gather")
+    steps: tuple[str, ...] = ("scatter", "merge", "gather")
 
     @property
     def subject(self) -> str:

@@ -1,25 +1,31 @@
-"""Run the first pass: screen the measurements of some files, and sort them into runs by their probe's hash."""
+"""Run the first pass: screen the measurements of some files, and sort them into runs by their probe's hash.
+
+Rows are sorted a quarter of a million at a time; the batches of up to 8 million rows become one run.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from schemas.errors import WorkError
 from schemas.run import FileRecord, Receipt, RowLedger
-from tasks.packing.arrays import stable_order
+from tasks.packing.arrays import owners, stable_order
 from tasks.probes.rows.addresses import families, probe_hashes
 from tasks.probes.rows.pieces import Piece, Reading
 from tasks.probes.rows.reading import SPILL_ROWS, read_row_batches
 from tasks.probes.rows.screening import Columns, screen, unusable
-from tasks.probes.spill import PROBES_SCHEMA, Spill, SpillRef, write_spill
+from tasks.probes.rows.sorting import time_order
+from tasks.probes.runs.layout import ITEM, RECORD
+from tasks.probes.runs.place import RunRef, place_of, record_of
+from tasks.probes.runs.texts import used_texts
+from tasks.probes.runs.windows import refuse_collisions
+from tasks.probes.runs.write import Batch, RunWriter
 from tasks.run.contract import Job
 from tasks.run.memory import release_memory
 from tasks.run.rejects import REJECTS, RejectWriter
@@ -33,7 +39,7 @@ class ScatterJob(Job):
         pieces: what to read; `reading`: how.
         seed: seed of the probes' hash.
         spill_dir: folder for the runs, or empty for the stage folder.
-        spill_rows: largest number of rows in a run.
+        spill_rows: largest number of rows sorted at a time.
     """
 
     task: ClassVar[str] = "scatter"
@@ -53,40 +59,70 @@ def scatter_rows(job: ScatterJob) -> Receipt:
         StorageError: a run cannot be written.
     """
     release_memory()
-    root = job.root
-    spill = Path(job.spill_dir) if job.spill_dir else None
-    records: list[FileRecord] = []
     rejected: Counter[str] = Counter()
-    rows_in = rows_used = filled = runs = 0
-    with RejectWriter(job.folder / REJECTS) as rejects:
-        for run in read_row_batches(job.pieces, job.spill_rows, job.reading):
+    rows_in = filled = 0
+    with RejectWriter(job.folder / REJECTS) as rejects, _Runs(job) as runs:
+        for batch in read_row_batches(job.pieces, job.spill_rows, job.reading):
             families_of_both = [
-                families(run.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
+                families(batch.rows.column(name).dictionary) for name in ("src_addr", "dst_addr")
             ]
-            columns = screen(run.rows, *families_of_both)
-            usable = int(columns.usable.sum())
-            rows_in += run.rows.num_rows
+            columns = screen(batch.rows, *families_of_both)
+            rows_in += batch.rows.num_rows
             filled += columns.filled
-            for row, reason, detail in unusable(run.rows, columns, *families_of_both):
-                reason, detail = run.faults.get(row, (reason, detail))
-                origin = run.origin(row)
+            for row, reason, detail in unusable(batch.rows, columns, *families_of_both):
+                reason, detail = batch.faults.get(row, (reason, detail))
+                origin = batch.origin(row)
                 rejects.add(origin.name, origin.row, reason, origin.prefix + detail)
                 rejected[reason] += 1
-            if usable:
-                sorted_run = sort_spill(run.rows, columns, job.seed)
-                records.append(write_spill(root, spill, SpillRef(job.stage, runs), sorted_run))
-                rows_used += usable
-                runs += 1
-        records += rejects.finish(root)
+            if columns.usable.any():
+                runs.add(sort_batch(batch.rows, columns, job.seed))
+        runs.finish()
+        records = [*runs.records, *rejects.finish(job.root)]
+    rows_used = sum(run["rows"] for run in runs.statistics)
     return job.receipt(
         records,
         ledger=RowLedger(rows_in=rows_in, rows_used=rows_used, rejected=dict(sorted(rejected.items()))),
-        statistics={"runs": runs, "versions_filled": filled},
+        statistics={"runs": runs.statistics, "versions_filled": filled},
     )
 
 
-def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
-    """Sort the usable rows of a run by the hash of their probe, ties in input order, and summarise its probes.
+class _Runs:
+    """Write the runs of a job, one after the other."""
+
+    def __init__(self, job: ScatterJob) -> None:
+        self._job = job
+        self._spill = Path(job.spill_dir) if job.spill_dir else None
+        self._open: RunWriter | None = None
+        self.records: list[FileRecord] = []
+        self.statistics: list[dict[str, int]] = []
+
+    def add(self, batch: Batch) -> None:
+        if self._open is not None and not self._open.has_room(batch):
+            self.finish()
+        if self._open is None:
+            self._open = RunWriter(place_of(self._job.root, self._spill, self._ref))
+        self._open.append(batch)
+
+    @property
+    def _ref(self) -> RunRef:
+        return RunRef(self._job.stage, len(self.records))
+
+    def finish(self) -> None:
+        if self._open is not None:
+            self.statistics.append(self._open.statistics())
+            self.records.append(record_of(self._job.root, self._ref, self._open.finish()))
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        if self._open is not None:
+            self._open.__exit__(*exc_info)
+
+
+def sort_batch(rows: pa.RecordBatch, columns: Columns, seed: int) -> Batch:
+    """Sort the usable rows of a batch by the hash of their probe, then by time, ties in input order.
 
     Raises:
         WorkError: `hash_collision`: two probes have the same hash.
@@ -101,7 +137,7 @@ def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
     present_hashes = probe_hashes(addresses, seed)[present]
     by_hash = np.argsort(present_hashes, kind="stable")
     sorted_hashes = present_hashes[by_hash]
-    refuse_collisions(sorted_hashes)
+    refuse_collisions(sorted_hashes[1:] == sorted_hashes[:-1])
 
     # Then order the rows by the rank of their probe: small integers sort faster than 64-bit hashes.
     ranks = np.zeros(len(addresses), dtype=np.int32)
@@ -109,31 +145,19 @@ def sort_spill(rows: pa.RecordBatch, columns: Columns, seed: int) -> Spill:
     order = stable_order(ranks[src_codes], len(present))
     if not everything:
         order = kept[order]
-    dst_codes = columns.dst_codes[order]
-    lengths = pc.binary_length(targets).to_numpy()
     probe_rows = counts[present[by_hash]]
-    starts = np.cumsum(probe_rows) - probe_rows
-    probes = pa.record_batch(
-        [
-            pa.array(sorted_hashes),
-            addresses.take(pa.array(present[by_hash])),
-            pa.array(probe_rows),
-            pa.array(np.add.reduceat(lengths[dst_codes], starts, dtype=np.int64)),
-        ],
-        schema=PROBES_SCHEMA,
-    )
-    return Spill(probes, targets, columns.times[order], dst_codes, columns.rtts[order])
+    # Only probes whose rows are late are sorted by time: measurements mostly arrive in time order.
+    late = time_order(owners(probe_rows), columns.times[order])
+    if late is not None:
+        order = order[late]
 
-
-def refuse_collisions(sorted_hashes: NDArray[np.uint64]) -> None:
-    """Refuse probes that share a hash, because the second pass finds rows by the hash of their probe alone.
-
-    Two of a million probes share a hash once in 40 million runs.
-
-    Raises:
-        WorkError: `hash_collision`: two probes have the same hash.
-    """
-    if (sorted_hashes[1:] == sorted_hashes[:-1]).any():
-        raise WorkError(
-            "two probes have the same 64-bit hash; set another seed", code="hash_collision", where="seed"
-        )
+    items = np.empty(len(order), ITEM)
+    items["time"], items["rtt"] = columns.times[order], columns.rtts[order]
+    items["dst"], targets = used_texts(columns.dst_codes[order], targets)
+    lengths = pc.binary_length(targets).to_numpy()[items["dst"]]
+    records = np.zeros(len(present), RECORD)
+    records["position"], records["length"] = sorted_hashes, probe_rows
+    records["dst_bytes"] = np.add.reduceat(lengths, np.cumsum(probe_rows) - probe_rows, dtype=np.int64)
+    sources = addresses.take(pa.array(present[by_hash])).cast(pa.binary())
+    records["src"] = np.array(sources.to_pylist(), RECORD["src"])
+    return Batch(records, items, targets)

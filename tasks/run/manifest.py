@@ -27,6 +27,8 @@ from tasks.storage.reading import read_bytes
 
 # Such a manifest is read in 0.05 s.
 MOST_LISTED = 20_000
+# More than any manifest or list has. To parse it takes ten times as much memory.
+MOST_BYTES = 128 << 20
 
 _DIGEST = "manifest_sha256"
 # Texts and whole numbers, in which orjson and canonical JSON do not differ but for names beyond ASCII.
@@ -82,9 +84,11 @@ def parse_manifest(content: bytes, where: str, read: Callable[[str], bytes | Non
         read: returns a file beside the manifest by its name, `None` if it is not there.
 
     Raises:
-        IntegrityError: `bad_manifest`: it is damaged, or written by a later version; `ledger`: its ledger does not
-            add up.
+        IntegrityError: `bad_manifest`: it is damaged, larger than 128 MiB, or written by a later version; `ledger`:
+            its ledger does not add up.
     """
+    if len(content) > MOST_BYTES:
+        raise _bad(f"the manifest is larger than {MOST_BYTES >> 20} MiB, which no run's is; {_REPAIR}", where)
     try:
         # The digest needs the fields, and parsing twice takes twice as long.
         fields: dict[str, Any] = from_json(content, allow_inf_nan=False)
@@ -141,7 +145,7 @@ def read_manifest(folder: Path) -> RunManifest:
     """
     path = folder / MANIFEST
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, MOST_BYTES + 1)
     except FileNotFoundError:
         raise IntegrityError(
             "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
@@ -151,7 +155,7 @@ def read_manifest(folder: Path) -> RunManifest:
 
     def read(name: str) -> bytes | None:
         try:
-            return read_bytes(folder / name)
+            return read_bytes(folder / name, MOST_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -18,6 +18,7 @@ from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
 from tasks.inputs.fingerprint import check_unchanged
 from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
+from tasks.run.history import completed_run
 from tasks.run.identity import Identity
 from tasks.run.layout import (
     CONFIG,
@@ -31,6 +32,7 @@ from tasks.run.layout import (
     run_folder,
 )
 from tasks.run.manifest import file_records, format_manifest, output_lists, read_manifest, sealed
+from tasks.run.receipts import Verify
 from tasks.storage.atomic import (
     TEMP_PREFIX,
     link_file,
@@ -245,6 +247,27 @@ def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) 
         link = output_dir / name
         if link_target(link) != target:
             swap_symlink(link, target)
+
+
+def complete_run(
+    output_dir: Path, run_hash: str, verify: Verify, published: Mapping[str, str]
+) -> RunManifest | None:
+    """Return the manifest of this run if it is complete, after pointing `latest` at it; else `None`.
+
+    Raises:
+        ConfigError: `foreign_output`, as `completed_run`.
+        StorageError: a pointer cannot be moved.
+    """
+    manifest = completed_run(output_dir, run_hash, verify)
+    if manifest is not None and link_target(output_dir / LATEST) != f"{RUNS}/{run_hash}":
+        # Until it is the latest, `prune` may remove it.
+        with publishing(output_dir, run_hash):
+            manifest = completed_run(output_dir, run_hash, Verify.SIZE)
+            if manifest is not None:
+                point_latest(output_dir, run_hash, published)
+    if manifest is not None:
+        point_latest(output_dir, run_hash, published)
+    return manifest
 
 
 @contextlib.contextmanager

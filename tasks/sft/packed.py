@@ -203,6 +203,7 @@ class PackedRun:
         screened: the receipt of each data set's first rows, in configuration order.
         spools: the tokenize receipts of every data set, by name.
         cuts: the receipt of each data set's cuts, in configuration order.
+        repeats: the receipts of the search for equal conversations in different groups.
         made: every data set in every split, by split; `packed`: those with at least one bin.
         ledger: of the whole run.
         validated: the receipts of the validation.
@@ -212,6 +213,7 @@ class PackedRun:
     screened: Sequence[Receipt]
     spools: Mapping[str, Sequence[Receipt]]
     cuts: Sequence[Receipt]
+    repeats: Sequence[Receipt]
     made: Sequence[PackedSplit]
     packed: tuple[PackedSplit, ...]
     ledger: RowLedger

@@ -94,7 +94,10 @@ def _lineage(run: PackedRun) -> dict[str, str]:
         stages |= part_stages("tokenize", receipts, name)
     for dataset, cut in zip(run.config.datasets, run.cuts, strict=True):
         stages[f"cut/{dataset.name}"] = cut.stage
+    stages |= part_stages("repeats", run.repeats)
     for entry in run.made:
         stages[f"pack/{entry.dataset}/{entry.split}"] = entry.receipts[0].stage
+        if entry.mixture.rest is not None:
+            stages[f"rest/{entry.dataset}/{entry.split}"] = entry.mixture.rest.stage
     stages |= part_stages("validate", run.validated)
     return stages

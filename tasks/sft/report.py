@@ -50,7 +50,7 @@ class PackReport:
 
     run: PackedRun
     tokenizer_folder: str
-    steps: tuple[str, ...] = ("screen", "tokenize", "cut", "pack")
+    steps: tuple[str, ...] = ("screen", "tokenize", "cut", "repeats", "pack", "validate")
 
     @property
     def subject(self) -> str:

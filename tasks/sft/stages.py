@@ -13,7 +13,7 @@ from typing import Any
 
 from schemas.run import Receipt
 from schemas.sft import DatasetConfig, PackSftConfig
-from tasks.inputs.segments import Segment, cut, group, part_bytes_for
+from tasks.inputs.segments import Segment, parts_of
 from tasks.run.contract import absolute_root
 from tasks.sft.cut import CutJob
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
@@ -30,18 +30,13 @@ _FEWEST_JOBS, _MOST_SHARDS = 16, 64
 
 
 def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
-    """Create the jobs for the parts of each data set, by name.
-
-    Raises:
-        InputError: a Parquet footer is broken.
-    """
+    """Create the jobs for the parts of each data set, by name."""
     return {entry.dataset.name: _tokenize_dataset(config, identity, entry) for entry in identity.sources}
 
 
 def _tokenize_dataset(
     config: PackSftConfig, identity: PackIdentity, entry: DatasetSource
 ) -> list[TokenizeJob]:
-    part_bytes = part_bytes_for(sum(file.bytes for file in entry.files))
     digests = {file.name: digest for file, digest in zip(entry.files, entry.digests, strict=True)}
     shared = {
         "dataset": entry.dataset.hash_fields(["dialect", "fields", "where"]),
@@ -67,7 +62,7 @@ def _tokenize_dataset(
             label=entry.name,
             seen=identity.seen_of(segment.path for segment in segments),
         )
-        for segments in group(cut(entry.files, part_bytes), part_bytes)
+        for segments in parts_of(entry.files, entry.cuts)
     ]
 
 

@@ -7,6 +7,7 @@ payload        `payload dtype[items]`                what the records stand for,
 records        `record dtype[records]`               sorted by position; equal positions in the order they came
 index          `INDEX[entries]`                      every `stride`-th record, and the sums of what lies before it
 histogram      `uint32[2, 4096]`                     items by the upper 12 bits of the position: all, distinct
+extra          bytes                                 what the items refer to, if anything; the writer's own
 footer         `FOOTER`                              counts and sizes of the sections before it
 =============  ====================================  =========================================================
 
@@ -23,6 +24,8 @@ from __future__ import annotations
 import numpy as np
 
 MAGIC = b"GMspool1"
+# Positions are below this.
+RING = 1 << 64
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
 # The index of a larger spool has between half as many entries and this many.
@@ -39,7 +42,7 @@ FOOTER = np.dtype(
         ("payload_size", "<u4"),
         ("record_size", "<u4"),
         ("buckets", "<u4"),
-        ("reserved", "<u4"),
+        ("extra_words", "<u4"),  # of 8 bytes
     ]
 )
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import IntegrityError
 from tasks.spool.layout import BUCKET_BITS, BUCKETS, FOOTER, INDEX, MAGIC, padded
-from tasks.storage.reading import Ranges, open_ranges
+from tasks.storage.reading import open_ranges
 
+# Up to this many entries, the index is read whole.
+_SHORT_INDEX = 1 << 10
 _SHIFT = np.uint64(64 - BUCKET_BITS)
+
+
+class RangeReader(Protocol):
+    """A file that is read by ranges."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+    def read(self, at: int, size: int) -> builtins.bytes:
+        """Read `size` bytes starting at `at`; fewer only at the end of the file."""
 
 
 class SpoolReader:
@@ -29,28 +43,33 @@ class SpoolReader:
         IntegrityError: `broken_spool`: it is not a spool of these dtypes, or not whole.
     """
 
-    def __init__(self, ranges: Ranges, record: np.dtype[Any], payload: np.dtype[Any], where: str) -> None:
+    def __init__(
+        self, ranges: RangeReader, record: np.dtype[Any], payload: np.dtype[Any], where: str
+    ) -> None:
         self._ranges, self._record, self._payload, self._where = ranges, record, payload, where
         raw = ranges.read(max(ranges.bytes - FOOTER.itemsize, 0), FOOTER.itemsize)
         if len(raw) < FOOTER.itemsize or not raw.startswith(MAGIC):
-            raise self._broken("it has no footer of a spool")
+            raise self.broken("it has no footer of a spool")
         [footer] = np.frombuffer(raw, FOOTER)
         self.num_items, self.num_records = int(footer["items"]), int(footer["records"])
         self._entries, self.stride = int(footer["entries"]), int(footer["stride"])
         self._buckets = int(footer["buckets"])
+        self._known: tuple[int, int, int, NDArray[np.uint64]] | None = None
         sizes = (int(footer["payload_size"]), int(footer["record_size"]))
         if sizes != (payload.itemsize, record.itemsize):
-            raise self._broken(
+            raise self.broken(
                 f"items and records have {sizes} bytes; expected {payload.itemsize, record.itemsize}"
             )
         self._records_at = padded(self.num_items * payload.itemsize)
         self._index_at = self._records_at + padded(self.num_records * record.itemsize)
         self._histogram_at = self._index_at + self._entries * INDEX.itemsize
-        whole = self._histogram_at + 2 * 4 * self._buckets + FOOTER.itemsize
+        self._extra_at = self._histogram_at + 2 * 4 * self._buckets
+        whole = self._extra_at + 8 * int(footer["extra_words"]) + FOOTER.itemsize
         if whole != ranges.bytes:
-            raise self._broken(f"it has {ranges.bytes} bytes; its footer says {whole}")
+            raise self.broken(f"it has {ranges.bytes} bytes; its footer says {whole}")
 
-    def _broken(self, reason: str) -> IntegrityError:
+    def broken(self, reason: str) -> IntegrityError:
+        """Return the error that says what is wrong with this spool."""
         return IntegrityError(
             f"this spool is damaged: {reason}; delete its stage folder and run again",
             code="broken_spool",
@@ -92,9 +111,9 @@ class SpoolReader:
         if low >= high or not self.num_records:
             return np.zeros(0, self._record)
         bounds = np.array([low, high - 1], np.uint64)
-        entries = self.index["position"]
-        first = max(int(np.searchsorted(entries, bounds[0], "left")) - 1, 0) * self.stride
-        end = min(int(np.searchsorted(entries, bounds[1], "right")) * self.stride, self.num_records)
+        at, entries = self._near(low, high)
+        first = (at + max(int(np.searchsorted(entries, bounds[0], "left")) - 1, 0)) * self.stride
+        end = min((at + int(np.searchsorted(entries, bounds[1], "right"))) * self.stride, self.num_records)
         some = self._array(
             self._records_at + first * self._record.itemsize, max(end - first, 0), self._record
         )
@@ -104,6 +123,36 @@ class SpoolReader:
         )
         return some[inside]
 
+    def entries(self, low: int, high: int) -> NDArray[np.uint64]:
+        """Return the positions in `[low, high)` of every `stride`-th record of the spool: uint64[entries]."""
+        if low >= high:
+            return np.zeros(0, np.uint64)
+        _, entries = self._near(low, high)
+        return entries[(entries >= np.uint64(low)) & (entries <= np.uint64(high - 1))]
+
+    def _near(self, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
+        """Return the positions of the index around `[low, high)`, and the number of the first of them.
+
+        Positions are hashes, so the place of one in a long index is known to within a few standard deviations. What
+        was read serves the intervals inside, too.
+        """
+        if "index" in self.__dict__ or self._entries <= _SHORT_INDEX:
+            return 0, self.index["position"]
+        if self._known is not None and self._known[0] <= low and high <= self._known[1]:
+            return self._known[2:]
+        margin = 4 * int(self._entries**0.5)
+        first = max((low * self._entries >> 64) - margin, 0)
+        end = min((high * self._entries >> 64) + margin, self._entries)
+        found = self._array(self._index_at + first * INDEX.itemsize, end - first, INDEX)["position"]
+        if (first and found[0] >= low) or (end < self._entries and found[-1] < high):
+            return 0, self.index["position"]
+        self._known = low, high, first, found
+        return first, found
+
+    def read_extra(self, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Read `count` values from the byte `at` of the section `extra`."""
+        return self._array(self._extra_at + at, count, dtype)
+
     def items(self, first: int, end: int) -> NDArray[Any]:
         """Read the items `[first, end)`."""
         return self._array(first * self._payload.itemsize, end - first, self._payload)
@@ -111,7 +160,7 @@ class SpoolReader:
     def _array(self, at: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         raw = self._ranges.read(at, count * dtype.itemsize)
         if len(raw) != count * dtype.itemsize:
-            raise self._broken("it is shorter than its footer says")
+            raise self.broken("it is shorter than its footer says")
         return np.frombuffer(raw, dtype)
 
 

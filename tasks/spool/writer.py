@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,25 +61,9 @@ class SpoolWriter:
         own = owner == np.arange(len(records))
         distinct = np.where(own, lengths, np.uint64(0))
         records["start"] = (np.cumsum(distinct) - distinct)[owner]
-        items = int(distinct.sum())
 
         self._copy(arrived[own], lengths[own])
-        self._pad(items * self._payload.itemsize)
-        self._file.write(records)
-        self._pad(records.nbytes)
-        stride = stride_of(len(records))
-        index = np.zeros(-(-len(records) // stride), INDEX)
-        index["position"] = records["position"][::stride]
-        index["items"] = (np.cumsum(lengths) - lengths)[::stride]
-        index["distinct"] = (np.cumsum(distinct) - distinct)[::stride]
-        self._file.write(index)
-        buckets = BUCKETS if len(records) > BUCKETS else 0
-        if buckets:
-            bucket = (records["position"] >> _SHIFT).astype(np.int64)
-            for weights in (lengths, distinct):
-                self._file.write(np.bincount(bucket, weights, BUCKETS).astype("<u4"))
-        sizes = (self._payload.itemsize, self._record.itemsize, buckets, 0)
-        self._file.write(np.array([(MAGIC, items, len(records), len(index), stride, *sizes)], FOOTER))
+        write_sections(self._file, records, distinct, self._payload.itemsize)
         self._stack.close()
         return self._file.record(root)
 
@@ -95,14 +80,55 @@ class SpoolWriter:
             filled += length
         self._file.write(buffer[:filled])
 
-    def _pad(self, size: int) -> None:
-        self._file.write(bytes(padded(size) - size))
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         self._stack.__exit__(*exc_info)
+
+
+def write_sections(
+    file: AtomicFile,
+    records: NDArray[Any],
+    distinct: NDArray[np.uint64],
+    item_size: int,
+    extra: Iterable[Any] = (),
+) -> None:
+    """Write everything that follows the items of a spool, which are in the file.
+
+    Args:
+        records: sorted by position, complete.
+        distinct: uint64[n], items of each record, 0 where an earlier record has them.
+        item_size: bytes of an item.
+        extra: bytes-like objects, the content of the section `extra`.
+    """
+    lengths = records["length"].astype(np.uint64)
+    stride = stride_of(len(records))
+    index = np.zeros(-(-len(records) // stride), INDEX)
+    index["position"] = records["position"][::stride]
+    index["items"] = (np.cumsum(lengths) - lengths)[::stride]
+    index["distinct"] = (np.cumsum(distinct) - distinct)[::stride]
+    _pad(file)
+    file.write(records)
+    _pad(file)
+    file.write(index)
+    buckets = BUCKETS if len(records) > BUCKETS else 0
+    if buckets:
+        bucket = (records["position"] >> _SHIFT).astype(np.int64)
+        for weights in (lengths, distinct):
+            file.write(np.bincount(bucket, weights, BUCKETS).astype("<u4"))
+    begin = file.bytes
+    for some in extra:
+        file.write(some)
+    _pad(file)
+    words = (file.bytes - begin) // 8
+    sizes = (item_size, records.itemsize, buckets, words)
+    file.write(np.array([(MAGIC, int(distinct.sum()), len(records), len(index), stride, *sizes)], FOOTER))
+
+
+def _pad(file: AtomicFile) -> None:
+    # All that is written before is whole words and one section.
+    file.write(bytes(padded(file.bytes) - file.bytes))
 
 
 def _owners(records: NDArray[Any], same: tuple[str, ...]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from support import run_serially
 
 from schemas.run import MANIFEST_FORMAT, RECEIPT_FORMAT, RunManifest
 from schemas.sft_memmap import MEMMAP_FORMAT
-from tasks.probes.spill import SPILL_FORMAT
+from tasks.probes.runs.layout import SPILL_FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = "tests/golden/inputs"

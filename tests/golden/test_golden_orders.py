@@ -24,7 +24,6 @@ from schemas.canonical import canonical_hash
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.cut import shard_bytes_for as sample_shard_bytes_for
 from tasks.corpus.selection.md5 import hash_heads, hash_rows, hash_some_rows
-from tasks.inputs.segments import part_bytes_for
 from tasks.packing.bins import pack
 from tasks.probes.rows.addresses import probe_hash, probe_hashes, src_id, train_end
 from tasks.probes.shards import shard_bytes_for as probe_shard_bytes_for
@@ -168,12 +167,11 @@ def test_packings_of_many_items(order: Any, seed: int, bins: int, expected: str)
 @pytest.mark.parametrize(
     ("sizes", "smallest", "largest"),
     [
-        (part_bytes_for, 4 << 20, 128 * (4 << 20)),
         (sample_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
         (probe_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
     ],
 )
-def test_where_parts_and_shards_are_cut(sizes: Callable[[int], int], smallest: int, largest: int) -> None:
+def test_where_shards_are_cut(sizes: Callable[[int], int], smallest: int, largest: int) -> None:
     """Small inputs make one part; how large ones are cut names other files under the same run hash."""
     assert [sizes(size) for size in (0, largest, largest + 1, 2 * largest + 1)] == [
         smallest, smallest, 2 * smallest, 4 * smallest,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS, TARGETS = 5_000_000, 3_000
 LIMIT = 8 << 20
 # A set of Python objects for them takes five gigabytes; the columns of the rows alone, 16 bytes each, take 80.
-MOST_MEGABYTES = 800
+MOST_MEGABYTES = 300
 
 RUN = """
 import json, sys

@@ -16,19 +16,17 @@ import pyarrow as pa
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from measurements import build_serially, config_of, random_table, raw_records
-from numpy.typing import NDArray
 from workloads import ROOT
 
 from schemas.errors import IntegrityError, StorageError, WorkError
-from schemas.probes import TEST, TRAIN, measurements_schema, record_schema
+from schemas.probes import measurements_schema, record_schema
 from tasks.packing.arrays import stable_order
 from tasks.probes.records.decode import read_record
 from tasks.probes.records.encode import Block, block_of, cut_evenly, encode_records, measurements_bytes
 from tasks.probes.records.process import write_records
 from tasks.probes.records.writer import ShardWriter, count_records
 from tasks.probes.rows.sorting import cut_ranges, time_order
-from tasks.probes.scatter import refuse_collisions
-from tasks.probes.shards import Probes, SplitRule, cut_shards
+from tasks.probes.runs.windows import refuse_collisions
 from tasks.probes.validate import validate_records
 
 SIZES = [1, 2, 3, 5, 7, 8, 9, 63, 64, 65, 1_000]
@@ -104,9 +102,14 @@ def test_records_are_what_arrow_writes_from_fresh_arrays(seed: int) -> None:
 @pytest.mark.parametrize("limit", [4_096, 5_000, 20_000, 10**6])
 def test_cuts_are_even_and_within_the_limit(limit: int) -> None:
     block = a_block(np.random.default_rng(limit), [100, 2_900, 3])
-    edges = cut_evenly(block.dst_offsets[100:3_001], limit)
-    assert edges[0] == 0 and edges[-1] == 2_900 and edges == sorted(set(edges))
-    ends = block.dst_offsets[np.array(edges) + 100]
+    lengths = np.diff(block.dst_offsets[100:3_001])
+    edges = cut_evenly(lambda: [lengths], 2_900, int(lengths.sum()), limit)
+    assert edges[0] == 0 and edges[-1] == 2_900 and edges.tolist() == sorted(set(edges.tolist()))
+    for step in (1, 7, 2_899):
+        pieces = [lengths[first : first + step] for first in range(0, 2_900, step)]
+        again = cut_evenly(lambda pieces=pieces: pieces, 2_900, int(lengths.sum()), limit)
+        assert again.tolist() == edges.tolist()
+    ends = block.dst_offsets[edges + 100]
     sizes = measurements_bytes(np.diff(edges), np.diff(ends))
     assert max(sizes) <= limit
     assert max(sizes) - min(sizes) < 100
@@ -137,29 +140,6 @@ def test_time_order_sorts_within_groups_and_keeps_ties() -> None:
     assert time_order(groups, np.arange(2_000)) is None
 
 
-def some_probes(rows: list[int]) -> Probes:
-    hashes: NDArray[np.uint64] = np.arange(len(rows), dtype=np.uint64) * np.uint64(2**64 // len(rows))
-    counts = np.array(rows)
-    addresses = pa.array([f"10.0.0.{i}" for i in range(len(rows))], pa.large_string())
-    return Probes(hashes, addresses, counts, 12 * counts)
-
-
-def test_shards_hold_every_probe_once_and_are_about_equal() -> None:
-    rows = np.random.default_rng(1).integers(1, 5_000, 200).tolist()
-    probes = some_probes(rows)
-    shards = cut_shards(probes, SplitRule(2**63, None), shard_bytes=1_000_000)
-    assert sum(shard.rows for shard in shards) == sum(rows)
-    assert sum(shard.probes for shard in shards) == 200
-    assert [shard.split for shard in shards] == sorted((shard.split for shard in shards), reverse=True)
-    for split in (TRAIN, TEST):
-        mine = [shard for shard in shards if shard.split == split]
-        for before, after in pairwise(mine):
-            assert before.last_hash < after.first_hash
-            assert 0.7 < before.rows / after.rows < 1.4
-    one = cut_shards(probes, SplitRule(2**64, None), shard_bytes=1 << 40)
-    assert [(shard.split, shard.probes) for shard in one] == [(TRAIN, 200)]
-
-
 def test_ranges_hold_every_item_once() -> None:
     sizes = np.random.default_rng(2).integers(1, 100, 500)
     ranges = list(cut_ranges(sizes, 250))
@@ -170,7 +150,7 @@ def test_ranges_hold_every_item_once() -> None:
 
 def test_equal_hashes_are_refused() -> None:
     with pytest.raises(WorkError) as caught:
-        refuse_collisions(np.array([1, 5, 5], np.uint64))
+        refuse_collisions(np.array([False, True]))
     assert caught.value.code == "hash_collision" and caught.value.where == "seed"
 
 

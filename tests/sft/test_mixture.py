@@ -108,7 +108,8 @@ def test_smaller_shares_are_parts_of_larger_ones_and_make_one_shard_each(
     before: set[int] = set()
     for weight in (0.3, 0.9, 1.7, 3.0):
         _, steps = run(tmp_path, inputs, small_tokenizer, {"big": weight, "small": 1.0}, mix="downsample")
-        assert steps == {"pack": 1, "validate": 1}
+        # Where the rest is less than half a conversation, there is no shard of it to validate.
+        assert steps in ({"pack": 1, "validate": 1}, {"pack": 1})
         _, rows, _ = shown(tmp_path)
         assert before < rows["big"] and len(rows["small"]) == len(shown(tmp_path)[1]["small"])
         before = rows["big"]

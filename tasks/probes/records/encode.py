@@ -17,7 +17,7 @@ the neighbouring probe, which may be in the other split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -158,26 +158,42 @@ def encode_records(block: Block, max_bytes: int) -> Iterator[Records]:
         yield _encode(block, cuts, blob_sizes[low:high], low, high)
 
 
-def cut_evenly(offsets: Ints, max_bytes: int) -> list[int]:
+def encode_part(block: Block, part: int, num_parts: int) -> Records:
+    """Encode all measurements of a block of one probe as one record, a part of it."""
+    edges = np.array([0, len(block.times)])
+    cuts = _Cuts(edges, np.array([0]), np.array([part]), np.array([num_parts]))
+    return _encode(block, cuts, measurements_bytes(np.diff(edges), np.diff(block.dst_offsets[edges])), 0, 1)
+
+
+def cut_evenly(lengths: Callable[[], Iterable[Ints]], rows: int, dst_bytes: int, max_bytes: int) -> Ints:
     """Cut a probe into as few parts as keep each within `max_bytes`, of about equal size.
 
     Args:
-        offsets: int64[n + 1], offsets of the destination addresses of its rows.
+        lengths: gives the bytes of the destination addresses of its rows in order, piece by piece, as often as asked.
+        rows, dst_bytes: how many rows it has, and their sum.
 
     Returns:
-        The row edges of the parts, `[0, …, n]`.
+        int64[parts + 1], the row edges of the parts, `[0, …, rows]`.
     """
-    rows = len(offsets) - 1
-    parts = -(-measurements_bytes(rows, int(offsets[-1] - offsets[0])) // max_bytes)
-    # Bytes of the rows before each edge, without padding.
-    sizes = _ROW_BYTES * np.arange(rows + 1) + (offsets - offsets[0])
-    # `sizes` leaves out heads and padding, so a part may exceed the limit: then try with one part more.
+    parts = -(-measurements_bytes(rows, dst_bytes) // max_bytes)
+    # Sizes of the rows leave out heads and padding, so a part may exceed the limit: then try with one part more.
     while True:
-        wanted = sizes[-1] * np.arange(1, parts) // parts
-        inner = np.searchsorted(sizes, wanted, side="right") - 1
-        edges = np.unique([0, *inner, rows])
-        if (measurements_bytes(np.diff(edges), np.diff(offsets[edges])) <= max_bytes).all():
-            return [int(edge) for edge in edges]
+        wanted = (_ROW_BYTES * rows + dst_bytes) * np.arange(1, parts) // parts
+        edges, before = [np.array([0])], [np.array([0])]
+        row = total = 0
+        for some in lengths():
+            offsets = total + np.concatenate([[0], np.cumsum(some, dtype=np.int64)])
+            # Bytes of the rows before each edge, without padding.
+            sizes = _ROW_BYTES * np.arange(row, row + len(offsets)) + offsets
+            low, high = np.searchsorted(wanted, [sizes[0], sizes[-1]])
+            places = np.searchsorted(sizes, wanted[low:high], side="right") - 1
+            edges.append(row + places)
+            before.append(offsets[places])
+            row, total = row + len(some), int(offsets[-1])
+        found, first = np.unique(np.concatenate([*edges, [rows]]), return_index=True)
+        offsets = np.concatenate([*before, [dst_bytes]])[first]
+        if (measurements_bytes(np.diff(found), np.diff(offsets)) <= max_bytes).all():
+            return found
         parts += 1
 
 
@@ -205,12 +221,17 @@ def _cut(block: Block, max_bytes: int) -> _Cuts:
     edges: list[int] = []
     num_parts: list[int] = []
     for (start, stop), is_large in zip(pairwise(starts.tolist()), large.tolist(), strict=True):
-        inner = cut_evenly(block.dst_offsets[start : stop + 1], max_bytes)[:-1] if is_large else [0]
+        inner = _cut_one(np.diff(block.dst_offsets[start : stop + 1]), max_bytes) if is_large else [0]
         edges += [start + edge for edge in inner]
         num_parts.append(len(inner))
     counts = np.array(num_parts)
     parts = ranges(0, counts)
     return _Cuts(np.array([*edges, starts[-1]]), np.repeat(probes, counts), parts, np.repeat(counts, counts))
+
+
+def _cut_one(lengths: Ints, max_bytes: int) -> list[int]:
+    edges = cut_evenly(lambda: [lengths], len(lengths), int(lengths.sum()), max_bytes)
+    return [int(edge) for edge in edges[:-1]]
 
 
 class _Out:
