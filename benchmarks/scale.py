@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ def drive(raw: dict[str, Any], runner: str, every_file: bool) -> dict[str, Any]:
     from tasks.runtime import progress
 
     if every_file:
+        from tasks.inputs.segments import parts_of
         from tasks.sft import stages
 
-        stages.group = lambda segments, _: [(segment,) for segment in segments]  # type: ignore[assignment]
+        stages.parts_of = partial(parts_of, group_bytes=1)  # type: ignore[assignment]
     stages_seen: dict[str, list[float]] = {}
 
     class Clock:
@@ -116,9 +118,10 @@ def manifest_seconds(run: Path) -> float:
 
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        # On the processor: a busy machine says nothing of the manifest.
+        started = time.process_time()
         read_manifest(run)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     return min(times)
 
 

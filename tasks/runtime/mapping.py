@@ -134,7 +134,8 @@ def _run(
 def run_once(step: Task[..., Any], job: Any) -> Any:
     """Run a step that is not cached, in the flow's own thread."""
     with Stage(step.name, 1) as stage:
-        result = step.with_options(**RETRIES)(job)
+        # Quoted, as above: a report knows every receipt.
+        result = step.with_options(**RETRIES)(quote(job))
         stage.advance(step.name, [result], reused=0)
     return result
 
