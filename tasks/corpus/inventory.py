@@ -6,7 +6,6 @@ Nothing is written before every file has been opened, and every unusable file is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tasks.inputs.columns import as_text, is_bytes, is_text, without_views
 from tasks.inputs.files import InputFile
 from tasks.run.identity import Identity
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.threads import map_threads
 
 _NAMED = 20
 _CHECK_ROWS = 4096
@@ -106,16 +106,13 @@ def take_inventory(config: SampleCorpusConfig, identity: Identity[BucketSource])
     """
     # When bad files may be left out, every page is read now: a selection must not change half-way.
     thorough = config.on_error is OnError.SKIP
-    with ThreadPoolExecutor(config.io_workers) as pool:
-        jobs = [
-            [
-                pool.submit(_look, file, digest, identity.seen[str(file.path)], entry.dataset, thorough)
-                for file, digest in zip(entry.files, entry.digests, strict=True)
-            ]
-            for entry in identity.sources
-        ]
-        results = [[job.result() for job in row] for row in jobs]
-    buckets = tuple(_bucket(entry, row) for entry, row in zip(identity.sources, results, strict=True))
+    jobs = [
+        (file, digest, identity.seen[str(file.path)], entry.dataset, thorough)
+        for entry in identity.sources
+        for file, digest in zip(entry.files, entry.digests, strict=True)
+    ]
+    looked = iter(map_threads(lambda job: _look(*job), jobs, config.io_workers))
+    buckets = tuple(_bucket(entry, [next(looked) for _ in entry.files]) for entry in identity.sources)
     if config.on_error is OnError.FAIL:
         _refuse(
             f"{bucket.label}/{skipped.name}: {skipped.detail}"

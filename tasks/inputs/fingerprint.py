@@ -12,12 +12,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from schemas.errors import InputError, remedy
 from tasks.storage.atomic import write_file
 from tasks.storage.reading import parse_json, read_bytes, sha256_of_file, status
+from tasks.storage.threads import map_threads
 
 _SETTLED_NS = 2_000_000_000
 
@@ -69,9 +69,7 @@ class Fingerprints:
         Raises:
             InputError: a file is missing or unreadable.
         """
-        paths = list(paths)
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return list(pool.map(self._digest, paths)) if len(paths) > 1 else [self._digest(p) for p in paths]
+        return map_threads(self._digest, paths, min(8, os.cpu_count() or 1))
 
     def _digest(self, path: Path) -> str:
         key = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links and merge two names
