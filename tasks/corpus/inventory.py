@@ -19,6 +19,7 @@ from tasks.inputs.columns import as_text, is_bytes, is_text, without_views
 from tasks.inputs.files import InputFile
 from tasks.run.identity import Identity
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.parquet_batches import parquet_batches
 from tasks.storage.threads import map_threads
 
 _NAMED = 20
@@ -228,7 +229,7 @@ def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int)
     columns = list(dict.fromkeys([dataset.text, *dataset.keep_columns, *dataset.where]))
     seen = 0
     has_invalid = False
-    for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False):
+    for batch in parquet_batches(file, range(file.num_row_groups), columns, _CHECK_ROWS):
         seen += batch.num_rows
         _, invalid = as_text(batch.column(batch.schema.get_field_index(dataset.text)))
         has_invalid |= bool(invalid.any())

@@ -17,7 +17,7 @@ file that ends inside a member or frame; one cut exactly between two is indistin
 is a flipped byte in a zstd frame that was written without a checksum.
 
 Parquet. Values become plain JSON (see arrow_values.py). Strings that are not UTF-8, which Arrow does not check,
-are `invalid_utf8` for their row alone.
+are `invalid_utf8` for their row alone. A row that takes more than 64 MiB in memory is `row_too_large`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from schemas.errors import InputError, remedy
 from tasks.inputs.arrow_values import table_rows
 from tasks.inputs.segments import Segment
 from tasks.storage.parquet import open_native, open_parquet, parquet_faults
+from tasks.storage.parquet_batches import parquet_batches, parts
 from tasks.storage.reading import open_binary
 
 BATCH_ROWS = 256
@@ -241,17 +242,19 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
         names = file.schema_arrow.names
         groups = range(segment.start, segment.stop)
         end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
-        batches = file.iter_batches(
-            batch_size=BATCH_ROWS,
-            row_groups=groups,
-            columns=None if columns is None else [name for name in columns if name in names],
-            use_threads=False,
-        )
-        for batch in batches:
-            yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
-            row += batch.num_rows
+        wanted = None if columns is None else [name for name in columns if name in names]
+        for batch in parquet_batches(file, groups, wanted, BATCH_ROWS):
+            for part, size in parts(batch):
+                values = _batch_values(part) if size <= MAX_LINE_BYTES else [_too_large(size)]
+                yield [(row + i, value) for i, value in enumerate(values)]
+                row += part.num_rows
         if row != end:
             raise pa.ArrowInvalid(f"{end - row} rows listed in the footer are missing from the pages")
+
+
+def _too_large(size: int) -> RowFault:
+    limit = f"a row may take {MAX_LINE_BYTES >> 20} MiB, and 64 bytes for each element of a list count"
+    return RowFault("row_too_large", f"the row takes {size:,} bytes; {limit}")
 
 
 def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from schemas.errors import InputError, IntegrityError
@@ -70,6 +70,28 @@ def published_faults(
             code="missing_output",
             where=str(folder / name) if isinstance(folder, Path) else f"{folder}/{name}",
         )
+
+
+def pointer_faults(output_dir: Path, published: Mapping[str, str]) -> Iterator[IntegrityError]:
+    """Yield an error for every name at the top of an output folder that is missing, or a link to something else.
+
+    A copy of what is published may be in place of a link; its files are checked with `published_faults`.
+
+    Args:
+        published: link target of each name.
+    """
+    for name, target in published.items():
+        path = output_dir / name
+        found = link_target(path)
+        if found != target and (found is not None or not os.path.lexists(path)):
+            what = f"the link to {target!r} is missing"
+            if found is not None:
+                what = f"this is a link to {found!r}, not to {target!r}; remove it"
+            yield IntegrityError(
+                f"{what}; run the flow again, which makes it",
+                code="missing_output",
+                where=str(path),
+            )
 
 
 def unlisted_files(folder: Path, manifest: RunManifest) -> Iterator[IntegrityError]:

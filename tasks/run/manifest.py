@@ -19,6 +19,9 @@ from schemas.run import MANIFEST_FORMAT, RunManifest
 from tasks.run.layout import MANIFEST
 from tasks.storage.reading import read_bytes
 
+# About 750,000 files. To parse it takes ten times as much memory.
+MOST_BYTES = 128 << 20
+
 _DIGEST = "manifest_sha256"
 _REPAIR = "run the flow's configuration again to repair it, or fetch the run again"
 
@@ -39,9 +42,11 @@ def parse_manifest(content: bytes, where: str) -> RunManifest:
     """Parse the manifest of a run.
 
     Raises:
-        IntegrityError: `bad_manifest`: it is damaged, or written by a later version; `ledger`: its ledger does not
-            add up.
+        IntegrityError: `bad_manifest`: it is damaged, larger than 128 MiB, or written by a later version; `ledger`:
+            its ledger does not add up.
     """
+    if len(content) > MOST_BYTES:
+        raise _bad(f"the manifest is larger than {MOST_BYTES >> 20} MiB, which no run's is; {_REPAIR}", where)
     try:
         manifest = RunManifest.model_validate_json(content)
         fields: dict[str, Any] = json.loads(content)
@@ -73,7 +78,7 @@ def read_manifest(folder: Path) -> RunManifest:
     """
     path = folder / MANIFEST
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, MOST_BYTES + 1)
     except FileNotFoundError:
         raise IntegrityError(
             "the run has no manifest; it is not complete", code="no_manifest", where=str(path)
