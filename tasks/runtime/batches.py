@@ -149,7 +149,7 @@ def look_up(output_dir: Path, jobs: Sequence[Any], verify: Verify) -> list[Recei
     return receipts
 
 
-def cut_batches(items: Sequence[T], weights: Sequence[int], most: int = MOST_TASKS) -> list[Sequence[T]]:
+def cut_batches(items: Sequence[T], weights: Sequence[int], most: int) -> list[Sequence[T]]:
     """Cut items into at most `most` runs of consecutive ones of about equal weight.
 
     >>> cut_batches("abcdefg", [1, 1, 1, 1, 4, 4, 1], most=3)

@@ -92,7 +92,8 @@ def _in_batches(step: _Step, jobs: Sequence[Any], names: Sequence[str]) -> list[
     left = [number for number, receipt in enumerate(found) if receipt is None]
     bound = batch_task(step.task).with_options(**RETRIES)
     runs = []
-    for numbers in cut_batches(left, [max(1, getattr(jobs[number], "weight", 1)) for number in left]):
+    weights = [max(1, getattr(jobs[number], "weight", 1)) for number in left]
+    for numbers in cut_batches(left, weights, MOST_TASKS):
         some, called = [jobs[number] for number in numbers], [names[number] for number in numbers]
         batch = Batch(some, called, step.output_dir, step.verify, step.refresh)
         runs.append((bound, batch_name(called), {"batch": batch}, dict(zip(called, some, strict=True))))
@@ -133,7 +134,8 @@ def _run(
 def run_once(step: Task[..., Any], job: Any) -> Any:
     """Run a step that is not cached, in the flow's own thread."""
     with Stage(step.name, 1) as stage:
-        result = step.with_options(**RETRIES)(job)
+        # Quoted, as above: a report knows every receipt.
+        result = step.with_options(**RETRIES)(quote(job))
         stage.advance(step.name, [result], reused=0)
     return result
 

@@ -634,12 +634,18 @@ class PrefectContract(Workload):
     def test_bytes_do_not_depend_on_runner_workers_folder_or_hash_seed(
         self, prefect_api: str, source: Path, tmp_path: Path
     ) -> None:
-        setups = {"one": ("threads", 1), "four": ("threads", 4), "processes": ("processes", 2)}
+        setups = {"one": ("threads", 1, 200), "four": ("threads", 4, 200), "processes": ("processes", 2, 200)}
+        # All parts in one batch.
+        setups["batches"] = ("processes", 2, 1)
         jobs = [
             json.dumps(
-                {"config": {**self.raw(source, tmp_path / name), "workers": workers}, "runner": runner}
+                {
+                    "config": {**self.raw(source, tmp_path / name), "workers": workers},
+                    "runner": runner,
+                    "most_tasks": most,
+                }
             )
-            for name, (runner, workers) in setups.items()
+            for name, (runner, workers, most) in setups.items()
         ]
         driver = _drive(prefect_api, self.flow, *jobs, cwd=tmp_path, PYTHONHASHSEED="7")
         told = [json.loads(line) for line in driver.communicate()[0].splitlines()]

@@ -231,7 +231,6 @@ def run(place: Place, jobs: Sequence[Any], runner: str = "threads", step: Any = 
 @pytest.fixture
 def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapping, "MOST_TASKS", 4)
-    monkeypatch.setattr(mapping, "cut_batches", lambda items, weights: cut_batches(items, weights, most=4))
 
 
 @pytest.mark.parametrize("runner", ["threads", "processes"])
