@@ -11,7 +11,7 @@ import pytest
 from tasks.corpus.reading import iter_columns
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import BATCH_ROWS, RowFault, read_rows
-from tasks.inputs.segments import cut
+from tasks.inputs.segments import segments_of
 from tasks.storage.parquet import open_parquet
 from tasks.storage.parquet_batches import BATCH_BYTES, FEW_ROWS, parquet_batches, parts, python_bytes
 from tasks.tokenizer.rows import batches
@@ -39,7 +39,7 @@ def bomb(tmp_path: Path) -> Path:
 
 def test_every_reader_holds_few_rows(bomb: Path) -> None:
     pool = pa.default_memory_pool()
-    [segment] = cut([InputFile(bomb, bomb.name, bomb.stat().st_size)], 1 << 40)
+    [segment] = segments_of(InputFile(bomb, bomb.name, bomb.stat().st_size), "parquet")
     readers = {
         "rows": lambda: ((len(batch), batch[0][1]["text"]) for batch in read_rows(segment)),
         "columns": lambda: (
@@ -105,7 +105,7 @@ def test_only_the_row_that_is_too_large_is_rejected(tmp_path: Path) -> None:
     values = pa.nulls(2_000_009, pa.int8())
     lists = pa.ListArray.from_arrays(pa.array([0, 3, 6, 2_000_006, 2_000_009], pa.int32()), values)
     path = _written(tmp_path / "f.parquet", pa.table({"n": range(4), "messages": lists}))
-    [segment] = cut([InputFile(path, path.name, path.stat().st_size)], 1 << 40)
+    [segment] = segments_of(InputFile(path, path.name, path.stat().st_size), "parquet")
     rows = [row for batch in read_rows(segment) for row in batch]
     assert [number for number, _ in rows] == [0, 1, 2, 3]
     faults = [value.reason for _, value in rows if isinstance(value, RowFault)]
