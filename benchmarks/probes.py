@@ -133,13 +133,19 @@ def _scatter(job: Any) -> Any:
     return scatter_rows(job)
 
 
+def _merge(job: Any) -> Any:
+    from tasks.probes.merge import merge_runs
+
+    return merge_runs(job)
+
+
 def _gather(job: Any) -> Any:
-    from tasks.probes.gather import gather_shards
+    from tasks.probes.gather import gather_shard
 
-    return gather_shards(job)
+    return gather_shard(job)
 
 
-_KERNELS: dict[str, Callable[[Any], Any]] = {"scatter": _scatter, "gather": _gather}
+_KERNELS: dict[str, Callable[[Any], Any]] = {"scatter": _scatter, "merge": _merge, "gather": _gather}
 
 
 def run_known(source: Path, out: Path) -> int:

@@ -52,7 +52,7 @@ def mill(
 ) -> RunManifest:
     """Run the steps in order: take inventory, screen, select, write, validate, report, publish."""
     _warn_about_counts(config)
-    buckets = take_inventory(config, identity)
+    buckets = take_inventory(config, identity, lambda jobs: each(steps.inventory, jobs))
     for bucket in buckets:
         log.info(
             "%s: %d files, %d rows, %d files skipped",

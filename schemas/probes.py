@@ -188,8 +188,8 @@ class BuildProbeRowsConfig(Config):
         None,
         min_length=1,
         title="Spill folder",
-        description="Folder for the sorted runs between the two passes, about 16 bytes per measurement; by default "
-        "inside the output folder.",
+        description="Folder for the sorted runs between the two passes, about 16 bytes per measurement, or "
+        "twice as much where small runs are merged; by default inside the output folder.",
     )
     alarms: RejectAlarms | None = alarms_field()
     workers: int = workers_field()

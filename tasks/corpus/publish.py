@@ -198,6 +198,8 @@ def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
     stages: dict[str, str] = {}
     for bucket in buckets:
         label = bucket.selection.bucket.label
+        for part, stage in enumerate(bucket.selection.bucket.stages):
+            stages[f"inventory/{label}/{part:06d}"] = stage
         stages[f"select/{label}"] = bucket.selection.receipt.stage
         stages |= part_stages("screen", bucket.screened, label)
         stages |= part_stages("write", bucket.written, label)

@@ -26,8 +26,8 @@ from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
 from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
+from tasks.corpus.sources.where import matches
 from tasks.corpus.stages import is_screened
-from tasks.corpus.where import matches
 from tasks.corpus.write import document_ids
 from tasks.inputs.columns import as_text
 from tasks.run.contract import Job, absolute_root

@@ -18,8 +18,9 @@ from tasks.inputs.parts import LARGEST_PIECE, Cut, group_cuts, is_small, line_cu
 from tasks.storage.reading import open_ranges
 
 BLOCK_BYTES = LARGEST_PIECE
-# Read without help: to start tasks for less takes longer.
+# Read without help: to start tasks for less takes longer. To open a file takes as long as to read some of it.
 FEW_BYTES = 64 << 20
+_OPENING_BYTES = 16 << 10
 _CHUNK_BYTES = 1 << 20
 _LINES = (".jsonl", ".ndjson", ".json")
 _ROW_GROUPS = ".parquet"
@@ -116,6 +117,11 @@ def survey_here(blocks: Sequence[Block]) -> list[BlockContent]:
         return list(pool.map(read_block, blocks))
 
 
+def are_few(blocks: Sequence[Block]) -> bool:
+    """Return whether blocks are read without help."""
+    return sum(block.bytes + _OPENING_BYTES for block in blocks) <= FEW_BYTES
+
+
 def survey_few(blocks: Sequence[Block]) -> list[BlockContent]:
     """Read blocks if they are few.
 
@@ -123,7 +129,7 @@ def survey_few(blocks: Sequence[Block]) -> list[BlockContent]:
         TooMuchToReadError: they are not.
         InputError: a file cannot be read.
     """
-    if sum(block.bytes for block in blocks) > FEW_BYTES:
+    if not are_few(blocks):
         raise TooMuchToReadError
     return survey_here(blocks)
 

@@ -8,7 +8,7 @@ all probes: they are read once, and wait in a file without a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +41,8 @@ _PIECE_PROBES = 1 << 16
 _READERS = 4
 
 Ints = NDArray[np.int64]
+# Opens the runs, one after the other: all of their indexes would be much.
+Runs = Callable[[], Iterable[RunReader]]
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,11 @@ class Plan:
     shards: tuple[ShardRange, ...]
 
 
-def plan_shards(
-    runs: Sequence[RunReader], dst_bytes: int, split: ProbeSplit, train_ratio: float, scratch: Path
-) -> Plan:
+def plan_shards(runs: Runs, dst_bytes: int, split: ProbeSplit, train_ratio: float, scratch: Path) -> Plan:
     """Plan the shards of some runs.
 
     Args:
+        runs: opens them, in input order.
         dst_bytes: bytes of the destination addresses of all measurements.
         scratch: a folder for the probes of a sorted split, which are gone afterwards.
 
@@ -95,9 +96,9 @@ def plan_shards(
         IntegrityError: a run is damaged.
     """
     if split is ProbeSplit.SORTED:
-        return _plan_sorted(runs, train_ratio, scratch)
+        return _plan_sorted(list(runs()), train_ratio, scratch)
     rule = SplitRule(train_end(train_ratio), None)
-    rows = sum((run.spool.histogram(distinct=False) for run in runs), np.zeros(BUCKETS, np.int64))
+    rows = sum((run.spool.histogram(distinct=False) for run in runs()), np.zeros(BUCKETS, np.int64))
     total = int(rows.sum())
     row_bytes = _ROW_BYTES + dst_bytes / max(total, 1)
     sizes = rows * row_bytes + _RECORD_BYTES * _count_probes(runs) / BUCKETS
@@ -186,18 +187,18 @@ def cut_shards(split: str, curve: Curve, low: int, high: int, shard_bytes: int) 
     return [ShardRange(split, *edge) for edge in pairwise(edges)]
 
 
-def _count_probes(runs: Sequence[RunReader]) -> int:
+def _count_probes(runs: Runs) -> int:
     """Estimate how many probes there are: exactly, if there are few records."""
-    records, bits = sum(run.spool.num_records for run in runs), 0
+    records, bits = sum(run.spool.num_records for run in runs()), 0
     while records >> bits > _SURVEY_RECORDS:
         bits += 1
-    return len(probes_of([run.records(0, RING >> bits) for run in runs]).hashes) << bits
+    return len(probes_of([run.records(0, RING >> bits) for run in runs()]).hashes) << bits
 
 
-def _entries_in(runs: Sequence[RunReader], buckets: Ints) -> tuple[NDArray[np.uint64], Ints]:
+def _entries_in(runs: Runs, buckets: Ints) -> tuple[NDArray[np.uint64], Ints]:
     """Return the positions of the index entries of all runs in these buckets, and the rows up to the next."""
     positions, rows = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for run in runs:
+    for run in runs():
         places = run.spool.index["position"]
         inside = np.isin((places >> np.uint64(64 - BUCKET_BITS)).astype(np.int64), buckets)
         positions.append(places[inside])
@@ -206,14 +207,14 @@ def _entries_in(runs: Sequence[RunReader], buckets: Ints) -> tuple[NDArray[np.ui
     return found, np.bincount(which, np.concatenate(rows), len(found)).astype(np.int64)
 
 
-def _has_probes(runs: Sequence[RunReader], rows: Ints, low: int, high: int) -> bool:
+def _has_probes(runs: Runs, rows: Ints, low: int, high: int) -> bool:
     """Return whether there are probes in `[low, high)`, one edge of which is an edge of all positions."""
     first, end = -(-low // _WIDTH), high // _WIDTH
     if rows[first:end].any():
         return True
     # The bucket that the other edge divides.
     low, high = (low, min(first * _WIDTH, high)) if high == RING else (max(end * _WIDTH, low), high)
-    return any(len(run.records(low, high)) for run in runs)
+    return any(len(run.records(low, high)) for run in runs())
 
 
 def _plan_sorted(runs: Sequence[RunReader], train_ratio: float, folder: Path) -> Plan:

@@ -108,7 +108,7 @@ def gather_jobs(
     runs = tuple(dict.fromkeys(merged.get(run, run) for run, _ in found))
     root = Path(absolute_root(config))
     plan = plan_shards(
-        [RunReader(root, run) for run in runs],
+        lambda: (RunReader(root, run) for run in runs),
         sum(size["dst_bytes"] for _, size in found),
         config.split,
         config.train_ratio,

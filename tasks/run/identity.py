@@ -7,6 +7,7 @@ jobs like any other, unless they are few, so that large ones are read by all wor
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +18,16 @@ from schemas.errors import ConfigError
 from schemas.run import InputRecord, Receipt
 from tasks.inputs.files import InputFile
 from tasks.inputs.fingerprint import Fingerprints, identity_of, is_settled
-from tasks.inputs.parts import Cut
+from tasks.inputs.parts import LARGEST_PIECE, Cut
 from tasks.inputs.survey import (
     BLOCK_BYTES,
     Block,
     BlockContent,
     FileContent,
     Survey,
-    TooMuchToReadError,
+    are_few,
     digest_name,
     read_block,
-    survey_few,
     survey_here,
 )
 from tasks.run.contract import Domain, Job
@@ -59,6 +59,12 @@ class Source:
 
 S = TypeVar("S", bound=Source)
 
+# Endings of files that are one piece whatever their size, why, and what else can be done.
+_UNCUT = (
+    *((ending, "compressed text", ", or uncompressed") for ending in (".gz", ".zst", ".bz2")),
+    (".csv", "CSV", ", or as Parquet"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Generic[S]):
@@ -85,6 +91,18 @@ class Identity(Generic[S]):
             )
             for source in self.sources
             for file, digest in zip(source.files, source.digests, strict=True)
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Say which files are so large that others wait for the one task that reads them."""
+        return tuple(
+            f"{file.name} of {source.name} has {file.bytes / 2**30:,.1f} GiB and is read by a single task, because "
+            f"{what} cannot be cut; give it as several files{other}"
+            for source in self.sources
+            for file in source.files
+            if file.bytes > LARGEST_PIECE
+            for ending, what, other in _UNCUT
+            if file.path.name.endswith(ending)
         )
 
     def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
@@ -138,16 +156,26 @@ def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str]
         ConfigError: `input_is_output`.
     """
     names = (RUNS, STAGES, LATEST, *published)
-    made = {root / name for root in (output_dir.absolute(), output_dir.resolve()) for name in names}
+    roots = (output_dir.absolute(), output_dir.resolve())
+    made = {str(root / name) for root in roots for name in names}
+    below = tuple(f"{path}/" for path in made)
+    # Text, and each folder only once: as paths, those of 100,000 files take half a minute.
+    folders: dict[str, str] = {}
     for file in source.files:
-        for path in (file.path.absolute(), file.path.resolve()):
-            if any(path.is_relative_to(folder) for folder in made):
-                raise ConfigError(
-                    f"the input {file.name!r} is in output_dir, among the files that runs make; move output_dir "
-                    "out of the input folder, or select the input files with a glob",
-                    code="input_is_output",
-                    where=source.where,
-                )
+        path = str(file.path.absolute())
+        folder, _, name = path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = str(Path(folder).resolve())
+        place = f"{folders[folder]}/{name}"
+        if os.path.islink(place):  # noqa: PTH114 - there may be many files
+            place = str(Path(place).resolve())
+        if not made.isdisjoint((path, place)) or path.startswith(below) or place.startswith(below):
+            raise ConfigError(
+                f"the input {file.name!r} is in output_dir, among the files that runs make; move output_dir "
+                "out of the input folder, or select the input files with a glob",
+                code="input_is_output",
+                where=source.where,
+            )
 
 
 # Of one job. The blocks of a large file are jobs of their own.
@@ -191,11 +219,10 @@ def mapped_survey(
     """
 
     def survey(blocks: Sequence[Block]) -> list[BlockContent]:
-        try:
-            return survey_few(blocks)
-        except TooMuchToReadError:
-            jobs = [_fingerprint_job(domain, output_dir, some) for some in _batches(blocks)]
-            return [content for receipt in each(jobs) for content in _contents(receipt)]
+        if are_few(blocks):
+            return survey_here(blocks)
+        jobs = [_fingerprint_job(domain, output_dir, some) for some in _batches(blocks)]
+        return [content for receipt in each(jobs) for content in _contents(receipt)]
 
     return survey
 

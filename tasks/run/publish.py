@@ -115,7 +115,7 @@ def publication_of(domain: Domain, config: Any, identity: Identity[Any], content
         ledger=contents.ledger,
         statistics=contents.statistics,
         stages=contents.stages,
-        warnings=contents.warnings,
+        warnings=(*identity.warnings(), *contents.warnings),
         config=config.model_dump_json(indent=2),
         inputs=identity.records(),
         seen=identity.seen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tasks.runtime.names import name_run
 from tasks.runtime.step import step
 from tasks.runtime.stopping import stopping_soon
 from tasks.storage.links import refuse_links
+
+log = logging.getLogger("gristmill.runtime")
 
 _fingerprint = step("fingerprint", read_inputs)
 
@@ -58,6 +61,8 @@ def tell(
         # It would be refused again when the run is published, after all the work.
         refuse_links(run_folder(root, identity.run_hash))
         name_run(config, identity.run_hash)
+        for warning in identity.warnings():
+            log.warning("%s", warning)
         if read and not force:
             # Only now is it known whether there is something to do; who asks before starting reads but a little.
             manifest = complete_run(root, identity.run_hash, verify, domain.published)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from support import Serial, entry_of, mill_of
 
@@ -127,3 +129,17 @@ def test_a_file_that_may_still_change_is_read_by_every_run(
     blocks = blocks_of(str(tmp_path / "a.jsonl"), 3)
     assert read(blocks) == read(blocks)
     assert len(serial.executed) == 2
+
+
+def test_large_files_that_cannot_be_cut_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.run.identity.LARGEST_PIECE", 30)
+    rows = b'{"text": "one two"}\n' * 100
+    write_rows(tmp_path / "in" / "plain.jsonl", 9)
+    (tmp_path / "in" / "large.jsonl.gz").write_bytes(gzip.compress(rows))
+    (tmp_path / "in" / "small.jsonl.zst").write_bytes(pa.Codec("zstd").compress(rows[:20], asbytes=True))
+    raw = {"output_dir": str(tmp_path / "out"), "input": str(tmp_path / "in")}
+    manifest, _ = mill_of(COUNT_WORDS, COUNT_WORDS.parse(raw))
+    assert manifest.warnings == (
+        "large.jsonl.gz of input has 0.0 GiB and is read by a single task, because compressed text cannot be cut; "
+        "give it as several files, or uncompressed",
+    )

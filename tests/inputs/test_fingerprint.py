@@ -39,11 +39,28 @@ def settled(path: Path, content: bytes) -> Path:
     "files", ["null", "3", "[]", '{"%s": 3}', '{"%s": [1, 2]}', '{"%s": [1, 2, 3, 4, "a", 5]}']
 )
 def test_damaged_entries_are_not_used(tmp_path: Path, files: str) -> None:
-    memo = f'{{"format": 2, "files": {files}}}'
-    test_a_damaged_memo_is_an_empty_one(tmp_path, memo)
+    files = files.replace("%s", json.dumps(str(tmp_path / "a"))[1:-1])
+    digest = hashlib.sha256(files.encode()).hexdigest()
+    test_a_damaged_memo_is_an_empty_one(tmp_path, f'{{"format": 3, "sha256": "{digest}"}}\n{files}')
 
 
-@pytest.mark.parametrize("memo", ["{", "[]", "null", "{}", '{"format": 2}', '{"%s": [1, 2, 3, 4, "a", []]}'])
+def test_a_flipped_digest_is_not_believed(tmp_path: Path) -> None:
+    source = settled(tmp_path / "a", b"content")
+    path = tmp_path / "memo.json"
+    prints = Fingerprints(path)
+    prints.contents([source])
+    prints.save()
+    memo = path.read_bytes()
+    digest = hashlib.sha256(b"content").hexdigest()
+    place = memo.index(digest.encode())
+    for at in range(place, place + len(digest)):
+        path.write_bytes(memo[:at] + (b"0" if memo[at : at + 1] != b"0" else b"1") + memo[at + 1 :])
+        assert Fingerprints(path).contents([source]) == [FileContent(digest)]
+
+
+@pytest.mark.parametrize(
+    "memo", ["{", "[]", "null", "{}", '{"format": 3}', "\n", "{}\n{}", '{"%s": [1, 2, 3, 4, "a", []]}']
+)
 def test_a_damaged_memo_is_an_empty_one(tmp_path: Path, memo: str) -> None:
     source = settled(tmp_path / "a", b"content")
     path = tmp_path / "memo.json"
@@ -52,7 +69,7 @@ def test_a_damaged_memo_is_an_empty_one(tmp_path: Path, memo: str) -> None:
     prints = Fingerprints(path)
     assert prints.contents([source]) == [FileContent(digest)]
     prints.save()
-    assert json.loads(path.read_text())["files"][str(source)][4] == digest
+    assert json.loads(path.read_text().partition("\n")[2])[str(source)][4] == digest
 
 
 def test_a_changed_input_is_noticed(tmp_path: Path) -> None:
@@ -98,7 +115,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 def test_much_is_not_read_where_only_little_should_be(tmp_path: Path) -> None:
     source = settled(tmp_path / "a", b"content")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey_module, "FEW_BYTES", 6)
+        patch.setattr(survey_module, "FEW_BYTES", 10_000)
         with pytest.raises(TooMuchToReadError):
             Fingerprints(tmp_path / "memo.json").contents([source], survey_few)
     assert len(Fingerprints(tmp_path / "memo.json").contents([source], survey_few)) == 1

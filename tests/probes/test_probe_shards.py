@@ -73,7 +73,7 @@ def address_of(position: int) -> str:
 def plan(runs: Sequence[RunReader], root: Path, **changes: Any) -> Plan:
     rows = sum(run.spool.num_items for run in runs)
     given = {"split": ProbeSplit.HASH, "train_ratio": 0.9, **changes}
-    return plan_shards(runs, 9 * rows, scratch=root, **given)
+    return plan_shards(lambda: runs, 9 * rows, scratch=root, **given)
 
 
 def test_shards_are_of_equal_size_and_cover_their_split() -> None:
@@ -245,7 +245,7 @@ def test_probes_are_counted_from_a_few_records(
     rows = random_rows(np.random.default_rng(bits), 20_000)
     runs = [run_of(tmp_path, number, rows) for number in range(2)]
     monkeypatch.setattr(shards, "_SURVEY_RECORDS", 40_000 >> bits)
-    found = shards._count_probes(runs)
+    found = shards._count_probes(lambda: runs)
     assert found == 20_000 if bits == 0 else abs(found - 20_000) < 1_500
 
 
