@@ -1,6 +1,6 @@
 """How a run of very many parts and shards treats its driver: memory, time a part, a re-run.
 
-    python -m benchmarks.scale                             # 2,000 parts, 200 shards: two minutes
+    python -m benchmarks.scale                             # 2,000 parts, 200 shards: three minutes
     python -m benchmarks.scale --parts 20000 --shards 2000 # half an hour
 
 Everything is real but the size of what a part holds: `pack-sft` on Prefect, in worker processes, over files of a few
@@ -60,20 +60,19 @@ def config_of(folder: Path, parts: int, shards: int, **changes: Any) -> dict[str
     }
 
 
-def drive(raw: dict[str, Any], runner: str, every_file: bool) -> dict[str, Any]:
+def drive(raw: dict[str, Any], runner: str) -> dict[str, Any]:
     """Run pack-sft in this process, the driver; how long, how much memory, and what it made."""
     from tasks.runtime.settings import quiet_environment
 
     quiet_environment()
     from flows.cli.registry import FLOWS, run_or_find
+    from tasks.inputs.segments import parts_of
     from tasks.run.receipts import Verify
     from tasks.runtime import progress
+    from tasks.sft import stages
 
-    if every_file:
-        from tasks.inputs.segments import parts_of
-        from tasks.sft import stages
-
-        stages.parts_of = partial(parts_of, group_bytes=1)  # type: ignore[assignment]
+    # Each file is a part.
+    stages.parts_of = partial(parts_of, group_bytes=1)  # type: ignore[assignment]
     stages_seen: dict[str, list[float]] = {}
 
     class Clock:
@@ -104,9 +103,9 @@ def drive(raw: dict[str, Any], runner: str, every_file: bool) -> dict[str, Any]:
     }
 
 
-def driven(raw: dict[str, Any], runner: str, every_file: bool) -> dict[str, Any]:
+def driven(raw: dict[str, Any], runner: str) -> dict[str, Any]:
     """`drive` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--drive", json.dumps([raw, runner, every_file])]
+    command = [sys.executable, "-m", "benchmarks.scale", "--drive", json.dumps([raw, runner])]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -143,10 +142,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not (folder / "in").exists():
             write_source(folder / "in", parts)
         raw = config_of(folder, parts, shards)
-        first = driven(raw, arguments.runner, True)
-        again = driven(raw, arguments.runner, True)
-        # A new size of shards packs again, and finds all spools.
-        other = driven({**raw, "seed": 1}, arguments.runner, True)
+        first = driven(raw, arguments.runner)
+        again = driven(raw, arguments.runner)
+        # Another seed packs again, and finds all spools.
+        other = driven({**raw, "seed": 1}, arguments.runner)
         manifest_s = manifest_seconds(Path(first["run"]))
     finally:
         if not arguments.folder:
