@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test golden browser check lint types bench mutants torture lock licences clean
+.PHONY: setup demo test golden browser check lint types bench bench-scale mutants torture lock licences clean
 
 setup: $(READY)
 	@echo "installed; activate it with: . $(BIN)/activate"
@@ -48,6 +48,10 @@ check: lint types test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# What 20,000 parts and 2,000 shards cost the process that drives a run: half an hour, 1 GB below TMPDIR.
+bench-scale: $(READY)
+	$(BIN)/python -m benchmarks.scale --parts 20000 --shards 2000
 
 # Are there tests that notice? Small faults go into the kernels, one at a time, in a copy of the checkout, and their
 # tests run: about an hour for all. `make mutants MODULE=masks` for one, SAMPLE=0 for every fault (default 40 a module).

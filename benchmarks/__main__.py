@@ -27,6 +27,7 @@ BENCHMARKS = (
     "startup",
     "probes",
     "probe_loader",
+    "scale",
 )
 
 

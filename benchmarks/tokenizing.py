@@ -28,7 +28,8 @@ from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.demo.docstrings import docstring_chats
 from tasks.inputs.files import resolve
 from tasks.inputs.readers import read_rows
-from tasks.inputs.segments import cut
+from tasks.inputs.segments import parts_of
+from tasks.inputs.survey import blocks_of, content_of, survey_here
 from tasks.sft.chat.dialects import normalise
 from tasks.sft.chat.masks import samples
 from tasks.sft.chat.tokenizer import load_tokenizer
@@ -37,7 +38,6 @@ from tasks.sft.tokenize import TokenizeJob, tokenize_part
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k.jsonl"
 ROWS, REPEATS, CHUNK = 20_000, 5, 256
-PART_BYTES = 2 << 20
 TARGET = 0.85
 
 TURNS = (
@@ -65,19 +65,21 @@ def chat_rows() -> Iterator[dict[str, Any]]:
 
 
 def part_jobs(folder: Path, rows: Path, template: str, name: str) -> list[TokenizeJob]:
-    """The file in parts as small as those of a real run."""
+    """The file in the parts of a real run."""
     tokenizer = TokenizerConfig(path=str(deepseek_folder()), chat_template=template)
+    [file] = resolve(str(rows))
+    content = content_of(str(file.path), file.bytes, survey_here(blocks_of(str(file.path), file.bytes)))
     return [
         TokenizeJob(
             output_dir=str(folder),
             stage=f"{name}-{number}".replace(" ", "-"),
-            segments=(segment,),
+            segments=segments,
             dataset=DatasetConfig(name="chats", path=str(rows)),
             source=find_tokenizer(tokenizer),
             tokenizer=tokenizer,
             train_on=TrainOn.ASSISTANT,
         )
-        for number, segment in enumerate(cut(resolve(str(rows)), PART_BYTES))
+        for number, segments in enumerate(parts_of([file], [content.cuts]))
     ]
 
 

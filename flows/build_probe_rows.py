@@ -17,7 +17,7 @@ from tasks.probes.publish import WrittenRun, contents, written_shards
 from tasks.probes.records.writer import array_record_module
 from tasks.probes.report import ProbeReport
 from tasks.probes.stages import gather_jobs, merge_jobs, scatter_jobs
-from tasks.probes.validate import ValidateJob
+from tasks.probes.validate import check_totals, validate_jobs
 from tasks.report.reuse import Reuse
 from tasks.run.identity import Identity, Source
 from tasks.run.receipts import Verify
@@ -72,6 +72,7 @@ def mill(
             *(shard[name] for name in ("split", "measurements", "probes")),
         )
 
-    once(steps.validate, ValidateJob(config.output_dir, tuple(gathered), ledger.rows_used))
-    run = WrittenRun(config, tuple(scattered), tuple(merged), tuple(gathered), ledger)
+    validated = each(steps.validate, validate_jobs(config, gathered))
+    check_totals(gathered, ledger.rows_used)
+    run = WrittenRun(config, tuple(scattered), tuple(merged), tuple(gathered), ledger, tuple(validated))
     return finish(DOMAIN, config, identity, contents(run), ProbeReport(run), once, reuse)

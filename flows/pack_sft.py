@@ -19,12 +19,13 @@ from tasks.runtime.story import tell
 from tasks.sft import steps
 from tasks.sft.identity import DOMAIN, PackIdentity, identify
 from tasks.sft.ledger import check_splits, dataset_ledgers, run_ledger
+from tasks.sft.mixture import mixed, rest_jobs, wanted_tokens
 from tasks.sft.packed import PackedRun, PackedSplit, made_split
 from tasks.sft.publish import contents
 from tasks.sft.report import PackReport
 from tasks.sft.screen import check_screened
 from tasks.sft.stages import cut_jobs, pack_jobs, repeats_jobs, screen_jobs, tokenize_jobs
-from tasks.sft.validate import ValidateJob
+from tasks.sft.validate import check_totals, validate_jobs
 from tasks.steps import finish
 
 log = logging.getLogger("gristmill.pack_sft")
@@ -56,18 +57,22 @@ def mill(
     _log_tokenized(ledgers, spools)
 
     cuts = each(steps.cut, cut_jobs(config, spools))
-    repeats = repeats_jobs(config, spools)
-    each(steps.repeats, [job for jobs in repeats.values() for job in jobs])
-    splits = pack_jobs(config, spools, cuts, repeats)
+    searches = repeats_jobs(config, spools)
+    repeats = each(steps.repeats, [job for jobs in searches.values() for job in jobs]) if searches else []
+    splits = pack_jobs(config, spools, cuts, searches)
     receipts = iter(each(steps.pack, [job for split in splits for job in split.jobs]))
     made = [made_split(split, [next(receipts) for _ in split.jobs]) for split in splits]
+    wanted = wanted_tokens(config, made)
+    rests = rest_jobs(wanted, made, splits)
+    made = mixed(wanted, made, each(steps.pack, rests) if rests else [])
     ledger = run_ledger(config, ledgers, made)
     packed = tuple(entry for entry in made if entry.statistics["bins"])
     check_splits(packed)
     _log_packed(packed)
 
-    once(steps.validate, ValidateJob(config.output_dir, packed, config.workers))
-    run = PackedRun(config, screened, spools, cuts, made, packed, ledger)
+    validated = each(steps.validate, validate_jobs(config, packed))
+    check_totals(packed, validated)
+    run = PackedRun(config, screened, spools, cuts, repeats, made, packed, ledger, validated)
     report = PackReport(run, identity.tokenizer.folder)
     return finish(DOMAIN, config, identity, contents(run), report, once, reuse)
 

@@ -16,7 +16,7 @@ from tasks.corpus.ledger import bucket_ledger, check_screened
 from tasks.corpus.publish import SampledBucket, SampledRun, contents
 from tasks.corpus.report import SampleReport
 from tasks.corpus.stages import plan_shards, screen_jobs, select_job, write_jobs
-from tasks.corpus.validate import ValidateJob
+from tasks.corpus.validate import check_totals, validate_jobs
 from tasks.report.reuse import Reuse
 from tasks.run.identity import Identity
 from tasks.run.receipts import Verify
@@ -52,7 +52,7 @@ def mill(
 ) -> RunManifest:
     """Run the steps in order: take inventory, screen, select, write, validate, report, publish."""
     _warn_about_counts(config)
-    buckets = take_inventory(config, identity)
+    buckets = take_inventory(config, identity, lambda jobs: each(steps.inventory, jobs))
     for bucket in buckets:
         log.info(
             "%s: %d files, %d rows, %d files skipped",
@@ -84,9 +84,10 @@ def mill(
             len(taken.files),
         )
 
-    once(steps.validate, ValidateJob(config.output_dir, sampled))
+    validated = each(steps.validate, validate_jobs(config, sampled))
+    check_totals(sampled, validated)
     ledger = RowLedger.total(bucket_ledger(bucket) for bucket in sampled)
-    run = SampledRun(config, identity.run_hash, sampled, ledger)
+    run = SampledRun(config, identity.run_hash, sampled, ledger, tuple(validated))
     return finish(DOMAIN, config, identity, contents(run), SampleReport(run), once, reuse)
 
 

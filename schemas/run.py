@@ -132,6 +132,7 @@ class RunManifest(Record):
 
     Attributes:
         outputs: the data, relative to the run folder; `links`: symbolic links among them.
+        lists: the files that list the outputs where these are many; `manifest.json` itself has none of them then.
         notes: the files about the run: configuration, inputs, report. Two runs of one configuration over the same
             bytes may differ in them and in `environment`, which say where and how it was executed, but in nothing
             else. While a note is replaced it has two records; it is in order if it is as one of them says.
@@ -142,6 +143,7 @@ class RunManifest(Record):
     flow: str
     run_hash: str
     outputs: tuple[FileRecord, ...]
+    lists: tuple[FileRecord, ...] = ()
     notes: tuple[FileRecord, ...] = ()
     links: dict[str, str] = Field(default_factory=dict)
     ledger: RowLedger

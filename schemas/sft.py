@@ -92,6 +92,14 @@ class Overflow(StrEnum):
     SPLIT = "split"
 
 
+class Mix(StrEnum):
+    """What `splits/train` holds of each data set."""
+
+    NATURAL = "natural"
+    DOWNSAMPLE = "downsample"
+    UPSAMPLE = "upsample"
+
+
 class Compression(StrEnum):
     """Parquet compression codecs."""
 
@@ -337,6 +345,13 @@ class PackSftConfig(Config):
     )
     splits: SplitsConfig = Field(
         default_factory=SplitsConfig, title="Splits", description="Shares of train, valid and test."
+    )
+    mix: Mix = Field(
+        Mix.NATURAL,
+        title="Mixture",
+        description="natural: splits/train has all of every data set, and only blend.json follows the weights; "
+        "downsample: it has the weights' shares of the tokens, with less of some data sets; upsample: with some data "
+        "sets repeated.",
     )
     deduplicate: bool = Field(
         False,

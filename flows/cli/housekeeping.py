@@ -36,7 +36,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _runs(options: argparse.Namespace) -> int:
-    from tasks.run.prune import list_runs
+    from tasks.run.prune import damaged_runs, list_runs
 
     found = [
         {
@@ -51,8 +51,9 @@ def _runs(options: argparse.Namespace) -> int:
         }
         for run in list_runs(Path(options.path))
     ]
+    damaged = damaged_runs(Path(options.path))
     if options.json:
-        print_json({"runs": found})
+        print_json({"runs": found, "damaged": [folder.name for folder in damaged]})
         return 0
     from flows.cli.rendering import make_console, print_table
     from schemas.report import Column, Table
@@ -68,6 +69,8 @@ def _runs(options: argparse.Namespace) -> int:
     )
     heads = tuple(Column(name, number > 1) for number, name in enumerate(columns))
     print_table(make_console(), Table(f"{len(found)} runs in {options.path}", heads, rows))
+    for folder, fault in damaged.items():
+        print(f"damaged run {folder.name}: {fault}")
     return 0
 
 

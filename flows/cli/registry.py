@@ -5,6 +5,7 @@ Configurations and identities are named by module and imported when needed, so t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from dataclasses import dataclass
@@ -102,23 +103,20 @@ def run_or_find(
         force: run even if there is a complete run.
         address: the Prefect server to use instead of the configured, running or embedded one.
     """
-    from tasks.run.history import completed_run
-    from tasks.run.layout import LATEST, RUNS, run_folder
-    from tasks.run.publish import point_latest, publishing
-    from tasks.storage.names import link_target
+    from tasks.inputs.survey import TooMuchToReadError, survey_few
+    from tasks.run.layout import run_folder
+    from tasks.run.publish import complete_run
 
     started = time.monotonic()
     identity = importlib.import_module(entry.identity)
     root = Path(config.output_dir)
     identity.DOMAIN.claim(root)
-    run_hash = identity.identify(config).run_hash
-    manifest = None if force else completed_run(root, run_hash, verify)
-    if manifest is not None and link_target(root / LATEST) != f"{RUNS}/{run_hash}":
-        # Until it is the latest, `prune` may remove it.
-        with publishing(root, run_hash):
-            manifest = completed_run(root, run_hash, Verify.SIZE)
-            if manifest is not None:
-                point_latest(root, run_hash, identity.DOMAIN.published)
+    manifest = None
+    # Reading much is the work of the flow.
+    with contextlib.suppress(TooMuchToReadError):
+        run_hash = identity.identify(config, survey_few).run_hash
+        if not force:
+            manifest = complete_run(root, run_hash, verify, identity.DOMAIN.published)
     cached = manifest is not None
     if manifest is None:
         from flows.cli.launch import run_flow
@@ -133,6 +131,4 @@ def run_or_find(
             verify=verify,
             force=force,
         )
-    else:
-        point_latest(root, run_hash, identity.DOMAIN.published)
     return Summary(manifest, str(run_folder(root, manifest.run_hash)), cached, time.monotonic() - started)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from schemas.corpus import FLOW, FORMAT_VERSION, PUBLISHED, CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import ConfigError
 from tasks.inputs.files import InputFile, files_below, local_input
+from tasks.inputs.survey import Survey, survey_here
 from tasks.run.contract import Domain
 from tasks.run.identity import Identity, Source, fingerprint
 
@@ -34,7 +35,7 @@ class BucketSource(Source):
     missing: str = ""
 
 
-def identify(config: SampleCorpusConfig) -> Identity[BucketSource]:
+def identify(config: SampleCorpusConfig, survey: Survey = survey_here) -> Identity[BucketSource]:
     """Resolve, fingerprint and hash everything `config` names.
 
     Raises:
@@ -42,7 +43,7 @@ def identify(config: SampleCorpusConfig) -> Identity[BucketSource]:
             input is the output of a run.
         InputError: an input cannot be read.
     """
-    buckets, seen = fingerprint(_find_buckets(config), config.output_dir, PUBLISHED)
+    buckets, seen = fingerprint(_find_buckets(config), config.output_dir, PUBLISHED, survey)
     fields = config.hash_fields()
     # In a list, because the order of data sets and buckets is the order of the output.
     fields["datasets"] = [

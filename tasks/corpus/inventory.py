@@ -1,45 +1,46 @@
 """Read from the files' footers what is in them: rows, row groups, and whether texts can be null.
 
-Nothing is written before every file has been opened, and every unusable file is named.
+Nothing is written before every file has been opened, and every unusable file is named. About 64 files are a job, so
+that of 100,000 files a new one costs no more than those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any, ClassVar, NamedTuple
 
 from schemas.corpus import CorpusDatasetConfig, OnError, SampleCorpusConfig
 from schemas.errors import InputError
-from tasks.corpus.identity import BucketSource
-from tasks.corpus.where import can_match
-from tasks.inputs.columns import as_text, is_bytes, is_text, without_views
+from schemas.run import Receipt
+from tasks.corpus.identity import DOMAIN, BucketSource
+from tasks.corpus.sources.footer import look
 from tasks.inputs.files import InputFile
+from tasks.inputs.parts import grouped
+from tasks.run.contract import Job, absolute_root
 from tasks.run.identity import Identity
-from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _NAMED = 20
-_CHECK_ROWS = 4096
+# About so much of a file is read to know its row groups.
+_FOOTER_BYTES = 64 << 10
 
 
-@dataclass(frozen=True)
-class RowGroup:
+class RowGroup(NamedTuple):
     """Count the rows and uncompressed bytes of one row group."""
 
     rows: int
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """Describe one readable file of a bucket.
 
     Attributes:
         path: the file; `name`: its path relative to the bucket's folder.
-        digest: SHA-256 of its content.
+        digest: of its content.
+        bytes: its size.
         groups: its row groups, in file order.
         may_hold_nulls: the footer does not rule out null texts.
         keep_types: Arrow types of the columns to keep.
@@ -50,6 +51,7 @@ class SourceFile:
     path: str
     name: str
     digest: str
+    bytes: int
     groups: tuple[RowGroup, ...]
     may_hold_nulls: bool
     keep_types: tuple[str, ...] = ()
@@ -83,11 +85,13 @@ class Bucket:
         inputs: the files and count that were requested.
         files: the readable files, sorted by name; a file's position decides ties.
         skipped: files that `on_error: skip` left out.
+        stages: keys of the stages that looked into the files.
     """
 
     inputs: BucketSource
     files: tuple[SourceFile, ...]
     skipped: tuple[SkippedFile, ...]
+    stages: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -98,24 +102,54 @@ class Bucket:
         return sum(file.rows for file in self.files)
 
 
-def take_inventory(config: SampleCorpusConfig, identity: Identity[BucketSource]) -> tuple[Bucket, ...]:
-    """Read the footer of every file, `io_workers` at once.
+@dataclass(frozen=True, kw_only=True)
+class InventoryJob(Job):
+    """Look into some files of one bucket.
+
+    Attributes:
+        files: with what each looked like when it was hashed.
+        thorough: read every page, not the footers alone.
+        io_workers: how many files are looked into at once.
+    """
+
+    task: ClassVar[str] = "inventory"
+    files: tuple[InputFile, ...]
+    dataset: CorpusDatasetConfig
+    thorough: bool
+    io_workers: int
+
+    @property
+    def weight(self) -> int:
+        """How many bytes are read."""
+        return sum(file.bytes if self.thorough else _FOOTER_BYTES for file in self.files)
+
+
+# Runs jobs; returns their receipts in the same order.
+Look = Callable[[Sequence[InventoryJob]], Sequence[Receipt]]
+
+
+def look_here(jobs: Sequence[InventoryJob]) -> list[Receipt]:
+    """Run jobs one after the other, without caching."""
+    return [look_into(job) for job in jobs]
+
+
+def take_inventory(
+    config: SampleCorpusConfig, identity: Identity[BucketSource], look: Look = look_here
+) -> tuple[Bucket, ...]:
+    """Read the footer of every file.
+
+    Args:
+        look: runs the jobs that do.
 
     Raises:
         InputError: `bad_files`: files cannot be used and `on_error` is not `skip`; the message names all of them.
     """
-    # When bad files may be left out, every page is read now: a selection must not change half-way.
-    thorough = config.on_error is OnError.SKIP
-    with ThreadPoolExecutor(config.io_workers) as pool:
-        jobs = [
-            [
-                pool.submit(_look, file, digest, identity.seen[str(file.path)], entry.dataset, thorough)
-                for file, digest in zip(entry.files, entry.digests, strict=True)
-            ]
-            for entry in identity.sources
-        ]
-        results = [[job.result() for job in row] for row in jobs]
-    buckets = tuple(_bucket(entry, row) for entry, row in zip(identity.sources, results, strict=True))
+    jobs = [inventory_jobs(config, identity, entry) for entry in identity.sources]
+    receipts = iter(look([job for some in jobs for job in some]))
+    buckets = tuple(
+        _bucket(identity, entry, [next(receipts) for _ in some])
+        for entry, some in zip(identity.sources, jobs, strict=True)
+    )
     if config.on_error is OnError.FAIL:
         _refuse(
             f"{bucket.label}/{skipped.name}: {skipped.detail}"
@@ -125,12 +159,81 @@ def take_inventory(config: SampleCorpusConfig, identity: Identity[BucketSource])
     return buckets
 
 
-def _bucket(entry: BucketSource, looked: list[SourceFile | SkippedFile]) -> Bucket:
-    looked = list(_of_one_type(entry, looked))
-    skipped = [found for found in looked if isinstance(found, SkippedFile)]
+def inventory_jobs(
+    config: SampleCorpusConfig, identity: Identity[BucketSource], entry: BucketSource
+) -> list[InventoryJob]:
+    """Return the jobs that look into the files of one bucket."""
+    # When bad files may be left out, every page is read now: a selection must not change half-way.
+    thorough = config.on_error is OnError.SKIP
+    dataset = entry.dataset
+    pairs = zip(entry.files, entry.digests, strict=True)
+    # A footer takes about as long whatever the size of its file.
+    parts = grouped((file.name, file.bytes if thorough else 0, [(file, digest)]) for file, digest in pairs)
+    return [
+        InventoryJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
+                "inventory",
+                columns=[dataset.text, list(dataset.keep_columns), sorted(dataset.where)],
+                thorough=thorough,
+                files=[[file.name, digest] for file, digest in part],
+            ),
+            files=tuple(file for file, _ in part),
+            dataset=dataset,
+            thorough=thorough,
+            io_workers=config.io_workers,
+            label=entry.name,
+            seen=identity.seen_of(file.path for file, _ in part),
+        )
+        for part in parts
+    ]
+
+
+def look_into(job: InventoryJob) -> Receipt:
+    """Look into the files of a job; its statistics say what is in each, or what is wrong with it.
+
+    Raises:
+        InputError: `unreadable`: the system refuses to read a file.
+    """
+    with ThreadPoolExecutor(min(job.io_workers, len(job.files))) as pool:
+        found = list(pool.map(lambda file: look(file.path, job.dataset, job.thorough), job.files))
+    return job.receipt([], statistics={"files": found})
+
+
+def _bucket(identity: Identity[BucketSource], entry: BucketSource, receipts: Sequence[Receipt]) -> Bucket:
+    found = (one for receipt in receipts for one in receipt.statistics["files"])
+    looked = list(
+        _of_one_type(
+            entry,
+            [
+                _described(file, digest, tuple(identity.seen[str(file.path)]), one)
+                for file, digest, one in zip(entry.files, entry.digests, found, strict=True)
+            ],
+        )
+    )
+    skipped = [one for one in looked if isinstance(one, SkippedFile)]
     if entry.missing:
         skipped.append(SkippedFile("", "missing_bucket", entry.missing))
-    return Bucket(entry, tuple(found for found in looked if isinstance(found, SourceFile)), tuple(skipped))
+    files = tuple(one for one in looked if isinstance(one, SourceFile))
+    return Bucket(entry, files, tuple(skipped), tuple(receipt.stage for receipt in receipts))
+
+
+def _described(
+    file: InputFile, digest: str, seen: tuple[int, ...], found: dict[str, Any]
+) -> SourceFile | SkippedFile:
+    if "reason" in found:
+        return SkippedFile(file.name, found["reason"], found["detail"])
+    return SourceFile(
+        path=str(file.path),
+        name=file.name,
+        digest=digest,
+        bytes=file.bytes,
+        groups=tuple(RowGroup(*group) for group in found["groups"]),
+        may_hold_nulls=found["may_hold_nulls"],
+        keep_types=tuple(found["keep_types"]),
+        seen=seen,
+        may_be_invalid=found["may_be_invalid"],
+    )
 
 
 def _of_one_type(
@@ -157,84 +260,3 @@ def _refuse(faults: Iterable[str]) -> None:
             code="bad_files",
             where="datasets",
         )
-
-
-def _look(
-    entry: InputFile, digest: str, seen: list[int], dataset: CorpusDatasetConfig, thorough: bool
-) -> SourceFile | SkippedFile:
-    try:
-        with open_parquet(entry.path) as file:
-            fault = _column_fault(file.schema_arrow, dataset)
-            if fault is not None:
-                return SkippedFile(entry.name, *fault)
-            metadata = file.metadata
-            groups = tuple(_row_group(metadata, index) for index in range(metadata.num_row_groups))
-            if sum(group.rows for group in groups) != metadata.num_rows:
-                raise pa.ArrowInvalid(f"the footer promises {metadata.num_rows} rows")
-            has_invalid = thorough and _read_through(file, dataset, metadata.num_rows)
-            schema = file.schema_arrow
-            return SourceFile(
-                path=str(entry.path),
-                name=entry.name,
-                digest=digest,
-                groups=groups,
-                may_hold_nulls=_may_hold_nulls(metadata, dataset.text),
-                may_be_invalid=has_invalid or is_bytes(schema.field(dataset.text).type),
-                keep_types=tuple(
-                    str(without_views(schema.field(column).type)) for column in dataset.keep_columns
-                ),
-                seen=tuple(seen),
-            )
-    except PARQUET_ERRORS as error:
-        return SkippedFile(entry.name, "unreadable_file", f"not a readable Parquet file: {error}")
-
-
-def _column_fault(schema: pa.Schema, dataset: CorpusDatasetConfig) -> tuple[str, str] | None:
-    for column in (dataset.text, *dataset.keep_columns, *dataset.where):
-        if len(schema.get_all_field_indices(column)) != 1:
-            known = ", ".join(schema.names[:10])
-            return "missing_column", f"no column {column!r} (columns: {known})"
-    kind = schema.field(dataset.text).type
-    if not (is_text(kind) or is_bytes(kind)):
-        return "bad_column", f"the text column {dataset.text!r} is {kind}, not string or binary"
-    for column in dataset.where:
-        kind = schema.field(column).type
-        if not can_match(kind):
-            wanted = "a text, number, truth value or list of them"
-            return "bad_column", f"the column {column!r} of where is {kind}, not {wanted}"
-    return None
-
-
-def _row_group(metadata: pq.FileMetaData, index: int) -> RowGroup:
-    group = metadata.row_group(index)
-    return RowGroup(group.num_rows, group.total_byte_size)
-
-
-def _may_hold_nulls(metadata: pq.FileMetaData, column: str) -> bool:
-    """Return whether the footer's statistics leave room for a null text."""
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        if group.num_columns != len(metadata.schema):
-            # Asking such a footer for a column makes Arrow end the whole process.
-            raise pa.ArrowInvalid(f"row group {index} has {group.num_columns} columns")
-        for position in range(group.num_columns):
-            chunk = group.column(position)
-            if chunk.path_in_schema == column:
-                statistics = chunk.statistics
-                if statistics is None or not statistics.has_null_count or statistics.null_count:
-                    return True
-    return False
-
-
-def _read_through(file: pq.ParquetFile, dataset: CorpusDatasetConfig, rows: int) -> bool:
-    """Read every page; return whether a text is not valid UTF-8."""
-    columns = list(dict.fromkeys([dataset.text, *dataset.keep_columns, *dataset.where]))
-    seen = 0
-    has_invalid = False
-    for batch in file.iter_batches(_CHECK_ROWS, columns=columns, use_threads=False):
-        seen += batch.num_rows
-        _, invalid = as_text(batch.column(batch.schema.get_field_index(dataset.text)))
-        has_invalid |= bool(invalid.any())
-    if seen != rows:
-        raise pa.ArrowInvalid(f"{rows - seen} rows of the footer are not in the pages")
-    return has_invalid

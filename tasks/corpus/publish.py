@@ -48,12 +48,14 @@ class SampledRun:
     Attributes:
         run_hash: names the folder for files that belong to this run alone.
         ledger: row ledger of the whole run.
+        validated: receipts of the validation.
     """
 
     config: SampleCorpusConfig
     run_hash: str
     buckets: tuple[SampledBucket, ...]
     ledger: RowLedger
+    validated: tuple[Receipt, ...]
 
 
 def contents(run: SampledRun) -> Contents:
@@ -76,7 +78,7 @@ def contents(run: SampledRun) -> Contents:
         documents={SAMPLING_INFO: json_document(info), REPORT: json_document(report(run.buckets))},
         ledger=run.ledger,
         statistics=_statistics(run, info),
-        stages=_lineage(run.buckets),
+        stages={**_lineage(run.buckets), **part_stages("validate", run.validated)},
     )
 
 
@@ -196,6 +198,8 @@ def _lineage(buckets: Sequence[SampledBucket]) -> dict[str, str]:
     stages: dict[str, str] = {}
     for bucket in buckets:
         label = bucket.selection.bucket.label
+        for part, stage in enumerate(bucket.selection.bucket.stages):
+            stages[f"inventory/{label}/{part:06d}"] = stage
         stages[f"select/{label}"] = bucket.selection.receipt.stage
         stages |= part_stages("screen", bucket.screened, label)
         stages |= part_stages("write", bucket.written, label)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tasks.inputs.columns import without_views
 from tasks.storage.parquet import open_parquet, parquet_faults
+from tasks.storage.parquet_batches import parquet_batches
 
 _BATCH_BYTES = 1 << 20
 # With fewer rows, Python takes longer than Arrow.
@@ -37,13 +38,8 @@ def iter_columns(
     """
     with parquet_faults(name), open_parquet(path) as file:
         wanted = list(groups)
-        batches = file.iter_batches(
-            _batch_rows(file.metadata, wanted, batch_rows),
-            row_groups=wanted,
-            columns=list(dict.fromkeys(columns)),
-            use_threads=False,
-        )
-        for batch in batches:
+        rows = _batch_rows(file.metadata, wanted, batch_rows)
+        for batch in parquet_batches(file, wanted, list(dict.fromkeys(columns)), rows):
             # In the order requested, not that of the file.
             yield _plain(batch).select([batch.schema.get_field_index(column) for column in columns])
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from schemas.run import Receipt, RowLedger
 from tasks.corpus.inventory import SourceFile
 from tasks.corpus.reading import iter_columns
-from tasks.corpus.where import Where, matches
+from tasks.corpus.sources.where import Where, matches
 from tasks.inputs.columns import as_text
 from tasks.run.contract import Job
 from tasks.run.rejects import REJECTS, RejectWriter

@@ -1,7 +1,8 @@
 """Turn a sample-corpus configuration into jobs, stage by stage, and compute the hashes that key each stage.
 
-screen (only where needed) -> select, one job for each bucket -> write, shards of one bucket. A write key covers the
-shards' own pieces, the cutoff and the writer's options, so a new count or file reruns only what it changes.
+inventory -> screen (only where needed) -> select, one job for each bucket -> write, a shard of one bucket. A write
+key covers the shard's own pieces, the cutoff and the writer's options, so a new count or file reruns only what it
+changes.
 """
 
 from __future__ import annotations
@@ -19,20 +20,14 @@ from tasks.corpus.screen import ScreenJob, bitmap_name
 from tasks.corpus.select import SELECTED, Eligibility, SelectJob, kept_rows
 from tasks.corpus.selection.cutoff import KEEP_ALL, Cutoff, IdRange
 from tasks.corpus.write import WriteJob
-from tasks.inputs.sizing import batch_size
+from tasks.inputs.parts import grouped
 from tasks.run.contract import absolute_root
 from tasks.run.layout import stage_folder
 from tasks.storage.arrays import read_array
 
-_MAX_WRITE_TASKS = 128
-_SCREEN_ROWS = 2_000_000
-
 
 def screen_jobs(config: SampleCorpusConfig, buckets: Sequence[Bucket]) -> list[list[ScreenJob]]:
-    """Return, for each bucket, jobs that screen the files whose texts must be read before selection.
-
-    A job covers about 2 M rows.
-    """
+    """Return, for each bucket, jobs that screen the files whose texts must be read before selection."""
     return [_screen_bucket(config, bucket) for bucket in buckets]
 
 
@@ -42,16 +37,9 @@ def is_screened(config: SampleCorpusConfig, bucket: Bucket, file: SourceFile) ->
 
 
 def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob]:
-    groups: list[list[SourceFile]] = []
-    rows = _SCREEN_ROWS
-    for file in bucket.files:
-        if not is_screened(config, bucket, file):
-            continue
-        if rows >= _SCREEN_ROWS:
-            groups.append([])
-            rows = 0
-        groups[-1].append(file)
-        rows += file.rows
+    parts = grouped(
+        (file.name, file.bytes, [file]) for file in bucket.files if is_screened(config, bucket, file)
+    )
     dataset = bucket.inputs.dataset
     bounds = {
         "min_characters": config.min_characters,
@@ -64,7 +52,7 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob
             stage=DOMAIN.stage_key(
                 "screen", text=dataset.text, files=[[file.name, file.digest] for file in files], **bounds
             ),
-            files=tuple(files),
+            files=files,
             text=dataset.text,
             min_characters=config.min_characters,
             max_characters=config.max_characters,
@@ -73,7 +61,7 @@ def _screen_bucket(config: SampleCorpusConfig, bucket: Bucket) -> list[ScreenJob
             label=bucket.label,
             seen={file.path: file.seen for file in files},
         )
-        for files in groups
+        for files in parts
     ]
 
 
@@ -154,14 +142,9 @@ def _cut_bucket(
 
 
 def write_jobs(config: SampleCorpusConfig, selections: Sequence[Selection]) -> list[list[WriteJob]]:
-    """Return, for each bucket, the jobs that write its shards: at most about 128 over all buckets."""
-    batch = batch_size(sum(len(selection.shards) for selection in selections), _MAX_WRITE_TASKS)
+    """Return, for each bucket, the jobs that write its shards."""
     return [
-        [
-            _write_job(config, selection, selection.shards[first : first + batch])
-            for first in range(0, len(selection.shards), batch)
-        ]
-        for selection in selections
+        [_write_job(config, selection, (shard,)) for shard in selection.shards] for selection in selections
     ]
 
 

@@ -7,10 +7,10 @@ below a cutoff, they are the smallest; and if the sample contains the texts of j
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 
 from schemas.corpus import OWN_COLUMNS, CorpusDatasetConfig, SampleCorpusConfig
 from schemas.errors import GristmillError, IntegrityError
-from schemas.run import RunManifest
+from schemas.run import FileRecord, Receipt, RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
-from tasks.corpus.identity import BucketSource, identify
+from tasks.corpus.identity import DOMAIN, BucketSource, identify
 from tasks.corpus.inventory import Bucket, SourceFile, take_inventory
 from tasks.corpus.publish import SHARD_PREFIX, SampledBucket
 from tasks.corpus.reading import iter_columns
 from tasks.corpus.selection.cutoff import Cutoff, IdRange, keep_rows
+from tasks.corpus.sources.where import matches
 from tasks.corpus.stages import is_screened
-from tasks.corpus.where import matches
 from tasks.corpus.write import document_ids
 from tasks.inputs.columns import as_text
+from tasks.run.contract import Job, absolute_root
 from tasks.run.identity import Identity
 from tasks.run.layout import CONFIG, MANIFEST
 from tasks.run.manifest import statistics_faults
@@ -39,34 +40,58 @@ from tasks.storage.reading import parse_json, read_bytes
 _BATCH_ROWS = 512
 
 
-@dataclass(frozen=True)
-class ValidateJob:
-    """Validate a written sample before it is published."""
+@dataclass(frozen=True, kw_only=True)
+class ValidateJob(Job):
+    """The shards that one job wrote, to validate before they are published."""
 
-    output_dir: str
-    buckets: tuple[SampledBucket, ...]
+    task: ClassVar[str] = "validate"
+    files: tuple[FileRecord, ...]
 
 
-def check_written(job: ValidateJob) -> int:
-    """Check that every bucket is complete and every shard is sound, before a sample is published.
+def validate_jobs(config: SampleCorpusConfig, buckets: Sequence[SampledBucket]) -> list[ValidateJob]:
+    """Return the jobs that validate what was written, in order: their keys are the digests of the shards."""
+    return [
+        ValidateJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key("validate", files=[record.sha256 for record in receipt.files]),
+            files=receipt.files,
+            label=bucket.selection.bucket.label,
+        )
+        for bucket in buckets
+        for receipt in bucket.written
+    ]
+
+
+def check_written(job: ValidateJob) -> Receipt:
+    """Check that every shard is sound, and count its rows.
 
     The texts are not read again, which would take as long as the run itself; `validate` does so on demand.
 
-    Returns:
-        Rows of the sample.
+    Raises:
+        IntegrityError: a shard is damaged.
+    """
+    counts = []
+    for record in job.files:
+        rows, faults = _check_shard(job.root / record.path)
+        Verdict(path=record.path, kind="file", faults=tuple(faults)).raise_if_bad()
+        counts.append(rows)
+    return job.receipt((), statistics={"rows": sum(counts)})
+
+
+def check_totals(buckets: Sequence[SampledBucket], validated: Sequence[Receipt]) -> None:
+    """Check that every bucket is complete, before a sample is published.
+
+    Args:
+        validated: the receipts of `validate_jobs`.
 
     Raises:
-        IntegrityError: a bucket or a shard does not contain the rows that were selected.
+        IntegrityError: the shards of a bucket do not contain the rows that were selected.
     """
-    total = 0
-    for bucket in job.buckets:
+    rows = (receipt.statistics["rows"] for receipt in validated)
+    for bucket in buckets:
         selection = bucket.selection
         wanted = min(selection.bucket.inputs.count, selection.job.eligible)
-        found = 0
-        for record in bucket.files:
-            rows, faults = _check_shard(Path(job.output_dir) / record.path)
-            Verdict(path=record.path, kind="file", faults=tuple(faults)).raise_if_bad()
-            found += rows
+        found = sum(next(rows) for _ in bucket.written)
         if not found == wanted == selection.receipt.statistics["selected"]:
             raise IntegrityError(
                 f"{wanted} rows should be sampled, but {selection.receipt.statistics['selected']} were selected "
@@ -74,8 +99,6 @@ def check_written(job: ValidateJob) -> int:
                 code="totals",
                 where=selection.bucket.label,
             )
-        total += found
-    return total
 
 
 def validate_sample(folder: Path, manifest: RunManifest, full: bool) -> Verdict:

@@ -30,7 +30,7 @@ from tasks.corpus.selection.cutoff import Cutoff, IdRange
 from tasks.inputs.columns import as_text
 from tasks.run.contract import Job
 from tasks.storage.atomic import AtomicFile
-from tasks.storage.parquet import parquet_writer
+from tasks.storage.parquet import discard_parquet, parquet_writer
 
 _PAGE_BYTES = 256 << 10
 _COMPRESSED = ("zstd", "gzip")
@@ -202,9 +202,7 @@ class _SampleWriter:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
-            if self._writer is not None:
-                self._writer.close()
-            self._file.__exit__(kind, error, trace)
+            discard_parquet(self._writer, self._file)
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         codec = self._job.compression.value

@@ -1,6 +1,7 @@
-"""Compute content digests of input files, memoised by path, inode, size, mtime and ctime.
+"""Remember what is in input files by their path, inode, size, mtime and ctime: digests, and where they can be cut.
 
-The memo is in the output directory, so a re-run of an unchanged configuration reads no input at all.
+The memo is in the output directory, so a re-run of an unchanged configuration reads no input at all, and one with a
+changed file reads that file alone.
 A file modified less than two seconds before it was hashed is not remembered: within the granularity of the
 file system's clock it could change again without its times changing.
 """
@@ -8,46 +9,48 @@ file system's clock it could change again without its times changing.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from schemas.errors import InputError, remedy
+from tasks.inputs.parts import Cut
+from tasks.inputs.survey import Block, FileContent, Survey, blocks_of, content_of, survey_here
 from tasks.storage.atomic import write_file
-from tasks.storage.reading import parse_json, read_bytes, sha256_of_file, status
+from tasks.storage.reading import parse_json, read_bytes, status
 
 _SETTLED_NS = 2_000_000_000
+# Of the memo; another one is ignored.
+_FORMAT = 3
 
 
-def _identity(path: Path) -> list[int]:
+def identity_of(path: str) -> list[int]:
+    """Return what a file looks like: inode, size, mtime and ctime.
+
+    Raises:
+        InputError: `unreadable`: it is missing, or cannot be accessed.
+    """
     try:
         found = status(path)
     except OSError as error:
-        raise InputError(
-            f"cannot read this input: {remedy(error)}", code="unreadable", where=str(path)
-        ) from error
+        raise InputError(f"cannot read this input: {remedy(error)}", code="unreadable", where=path) from error
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, 64 hex digits.
+def is_settled(identity: Sequence[int]) -> bool:
+    """Return whether a file of this status can be known by it.
 
-    Raises:
-        InputError: the file cannot be read.
+    Within the granularity of the file system's clock a file may change again without its times changing.
     """
-    try:
-        return sha256_of_file(path)
-    except OSError as error:
-        raise InputError(
-            f"cannot read this input: {remedy(error)}", code="unreadable", where=str(path)
-        ) from error
+    return time.time_ns() - max(identity[2], identity[3]) > _SETTLED_NS
 
 
 class Fingerprints:
-    """The digests of a run's inputs, and whether they are still valid.
+    """What is in a run's inputs, and whether it is still.
 
     Args:
         memo: the memo file; absent or unreadable means an empty memo.
@@ -55,51 +58,77 @@ class Fingerprints:
 
     def __init__(self, memo: Path) -> None:
         self._memo_path = memo
-        self._known: dict[str, list[int | str]] = {}
-        self._seen: dict[Path, list[int]] = {}
+        self._known: dict[str, list[Any]] = {}
+        self._seen: dict[str, list[int]] = {}
         self._dirty = False
-        with contextlib.suppress(OSError, ValueError):
-            loaded = parse_json(read_bytes(memo))
-            if isinstance(loaded, dict):
-                self._known = {key: known for key, known in loaded.items() if _is_memo(known)}
+        with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+            head, _, content = read_bytes(memo).partition(b"\n")
+            # A flipped bit could be a digest of other bytes, and a run of another name.
+            if parse_json(head) == _head(content):
+                self._known = dict(parse_json(content))
 
-    def digests(self, paths: Iterable[Path]) -> list[str]:
-        """Return the SHA-256 of each path, hashing only those not remembered, on a few threads.
+    def contents(self, paths: Iterable[Path], survey: Survey = survey_here) -> list[FileContent]:
+        """Return what is in each file, reading only those not remembered.
+
+        Args:
+            survey: reads them.
 
         Raises:
             InputError: a file is missing or unreadable.
         """
-        paths = list(paths)
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return list(pool.map(self._digest, paths)) if len(paths) > 1 else [self._digest(p) for p in paths]
+        names = [str(path) for path in paths]
+        found: dict[str, FileContent] = {}
+        missing: dict[str, list[Block]] = {}
+        for name in names:
+            identity = self._seen[name] = identity_of(name)
+            known = self._remembered(name, identity)
+            if known is None:
+                missing[name] = blocks_of(name, identity[1])
+            else:
+                found[name] = known
+        if missing:
+            found |= self._read(missing, survey)
+        return [found[name] for name in names]
 
-    def _digest(self, path: Path) -> str:
-        key = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links and merge two names
-        identity = _identity(path)
-        self._seen[path] = identity
-        known = self._known.get(key)
-        if known is not None and known[:4] == identity:
-            return str(known[4])
-        digest = sha256_of(path)
-        # Within the granularity of the file system's clock the file may change again without its times changing.
-        if time.time_ns() - max(identity[2], identity[3]) > _SETTLED_NS:
-            self._known[key] = [*identity, digest]
-            self._dirty = True
-        return digest
+    def _remembered(self, name: str, identity: list[int]) -> FileContent | None:
+        try:
+            *status, digest, cuts = self._known[_key(name)]
+            if status == identity:
+                return FileContent(digest, tuple(Cut(*cut) for cut in cuts))
+        except (LookupError, TypeError, ValueError):
+            # Not remembered, or damaged.
+            pass
+        return None
+
+    def _read(self, missing: Mapping[str, Sequence[Block]], survey: Survey) -> dict[str, FileContent]:
+        contents = iter(survey([block for blocks in missing.values() for block in blocks]))
+        found = {}
+        for name, blocks in missing.items():
+            identity = self._seen[name]
+            read = found[name] = content_of(name, identity[1], [next(contents) for _ in blocks])
+            if is_settled(identity):
+                self._known[_key(name)] = [*identity, read.digest, read.cuts]
+                self._dirty = True
+        return found
 
     def save(self) -> None:
         """Write the memo, if there is anything new."""
         if self._dirty:
-            write_file(self._memo_path, json.dumps(self._known, sort_keys=True).encode())
+            content = json.dumps(self._known, sort_keys=True).encode()
+            write_file(self._memo_path, json.dumps(_head(content)).encode() + b"\n" + content)
             self._dirty = False
 
     def identities(self) -> dict[str, list[int]]:
-        """Return the file status of every input when it was hashed, to check again before publishing."""
-        return {str(path): identity for path, identity in self._seen.items()}
+        """Return the file status of every input when it was read, to check again before publishing."""
+        return dict(self._seen)
 
 
-def _is_memo(known: object) -> bool:
-    return isinstance(known, list) and len(known) == 5 and isinstance(known[4], str)
+def _head(content: bytes) -> dict[str, Any]:
+    return {"format": _FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _key(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links and merge two names
 
 
 def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
@@ -110,7 +139,7 @@ def check_unchanged(identities: Mapping[str, Sequence[int]]) -> None:
     """
     for path, identity in identities.items():
         # Compare inode, size and mtime; ctime also changes when a hard link is added.
-        if _identity(Path(path))[:3] != list(identity[:3]):
+        if identity_of(path)[:3] != list(identity[:3]):
             raise InputError(
                 "this input changed while the run was reading it; nothing was published; run it again",
                 code="input_changed",

@@ -17,7 +17,7 @@ file that ends inside a member or frame; one cut exactly between two is indistin
 is a flipped byte in a zstd frame that was written without a checksum.
 
 Parquet. Values become plain JSON (see arrow_values.py). Strings that are not UTF-8, which Arrow does not check,
-are `invalid_utf8` for their row alone.
+are `invalid_utf8` for their row alone. A row that takes more than 64 MiB in memory is `row_too_large`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from schemas.errors import InputError, remedy
 from tasks.inputs.arrow_values import table_rows
 from tasks.inputs.segments import Segment
 from tasks.storage.parquet import open_native, open_parquet, parquet_faults
+from tasks.storage.parquet_batches import parquet_batches, parts
 from tasks.storage.reading import open_binary
 
 BATCH_ROWS = 256
 # A batch is also full when its lines take this many bytes, so memory stays bounded.
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
+# So much at once is read past the end of a range to find the end of its last line.
+_READ_ON_BYTES = 1 << 14
 MAX_LINE_BYTES = 64 << 20
 
 # Rows compress 3 to 50 times, logs 100 times; zeros or newlines 1,000 times with gzip and 30,000 times with zstd.
@@ -97,15 +101,42 @@ def text_chunks(segment: Segment) -> Iterator[bytes]:
 
 def _file_chunks(segment: Segment) -> Iterator[bytes]:
     # A stop of -1 is the end of the file.
-    remaining = segment.stop - segment.start if segment.stop >= 0 else segment.bytes
+    stop = segment.stop if segment.stop >= 0 else segment.bytes
     try:
         with open_binary(segment.path, 0) as source:
-            source.seek(segment.start)
-            while remaining > 0 and (chunk := source.read(min(CHUNK_BYTES, remaining))):
-                remaining -= len(chunk)
-                yield chunk
+            yield from _line_chunks(source, segment.start, stop)
     except OSError as error:
         _unreadable(segment, error)
+
+
+def _line_chunks(source: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the lines that start in these bytes: from the first of them to the end of the last.
+
+    Whether a line starts at `start` is decided by the byte before it.
+    """
+    at = max(start - 1, 0)
+    source.seek(at)
+    is_skipping = start > 0
+    while chunk := source.read(min(CHUNK_BYTES, max(stop - at, _READ_ON_BYTES))):
+        if is_skipping:
+            newline = chunk.find(b"\n", 0, max(stop - 1 - at, 0))
+            if newline < 0:
+                at += len(chunk)
+                if at >= stop - 1:
+                    return
+                continue
+            is_skipping = False
+            at += newline + 1
+            chunk = chunk[newline + 1 :]
+        # The last line ends with the first newline at or after the last byte.
+        end = chunk.find(b"\n", max(stop - 1 - at, 0))
+        at += len(chunk)
+        if end >= 0:
+            chunk = chunk[: end + 1]
+        if chunk:
+            yield chunk
+        if end >= 0:
+            return
 
 
 def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
@@ -239,19 +270,33 @@ def _parquet_rows(segment: Segment, columns: Sequence[str] | None) -> Iterator[l
     row = segment.first_row
     with parquet_faults(segment.path), open_parquet(segment.path, buffer_size=CHUNK_BYTES) as file:
         names = file.schema_arrow.names
-        groups = range(segment.start, segment.stop)
+        _check_footer(file.metadata, segment)
+        stop = segment.stop if segment.stop >= 0 else file.metadata.num_row_groups
+        groups = range(segment.start, stop)
         end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
-        batches = file.iter_batches(
-            batch_size=BATCH_ROWS,
-            row_groups=groups,
-            columns=None if columns is None else [name for name in columns if name in names],
-            use_threads=False,
-        )
-        for batch in batches:
-            yield [(row + i, value) for i, value in enumerate(_batch_values(batch))]
-            row += batch.num_rows
+        wanted = None if columns is None else [name for name in columns if name in names]
+        for batch in parquet_batches(file, groups, wanted, BATCH_ROWS):
+            for part, size in parts(batch):
+                values = _batch_values(part) if size <= MAX_LINE_BYTES else [_too_large(size)]
+                yield [(row + i, value) for i, value in enumerate(values)]
+                row += part.num_rows
         if row != end:
             raise pa.ArrowInvalid(f"{end - row} rows listed in the footer are missing from the pages")
+
+
+def _check_footer(metadata: pq.FileMetaData, segment: Segment) -> None:
+    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise InputError(
+            f"the Parquet footer declares {metadata.num_rows} rows but lists {rows}; it is damaged",
+            code="bad_parquet",
+            where=segment.path,
+        )
+
+
+def _too_large(size: int) -> RowFault:
+    limit = f"a row may take {MAX_LINE_BYTES >> 20} MiB, and 64 bytes for each element of a list count"
+    return RowFault("row_too_large", f"the row takes {size:,} bytes; {limit}")
 
 
 def _batch_values(batch: pa.RecordBatch) -> list[dict[str, Any] | RowFault]:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-Item = TypeVar("Item")
-
 
 def part_size(total: int, smallest: int, most_parts: int) -> int:
     """Return the smallest `smallest * 2**k` so that `most_parts` parts hold `total` bytes or rows.
@@ -29,23 +24,3 @@ def batch_size(items: int, most_batches: int) -> int:
     [1, 1, 2]
     """
     return -(-items // most_batches) or 1
-
-
-def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> list[tuple[Item, ...]]:
-    """Group consecutive items while their sizes add up to at most `most`; a larger item stays alone.
-
-    Two neighbouring groups together exceed `most`, so there are fewer than `2 * total / most + 1` groups however many
-    items there are.
-
-    >>> grouped([3, 3, 9, 1, 1], int, 6)
-    [(3, 3), (9,), (1, 1)]
-    """
-    groups: list[list[Item]] = []
-    room = -1
-    for item in items:
-        if not groups or size(item) > room:
-            groups.append([])
-            room = most
-        groups[-1].append(item)
-        room -= size(item)
-    return [tuple(group) for group in groups]

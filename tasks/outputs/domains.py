@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Domain:
         validate_files: check loose files; takes the files, `file` or `folder`, and the path that the user gave.
         inspect: return numbers and some rows; takes the output, rows to show, the first row, a tokenizer's folder.
         query: return the tables of a query.
-        published: names at the top of an output folder, which lead into its latest run.
+        published: names at the top of an output folder, and their link targets in its latest run.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Domain:
     inspect: Callable[[Outputs, int, int, Path | None], Inspection]
     query: Callable[[Outputs], Tables]
     is_remote: bool = False
-    published: Collection[str] = ()
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 def _in_folder(

@@ -12,8 +12,8 @@ from tasks.outputs.domains import PACKED, REJECTED
 from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
 from tasks.run.find import Found, Kind, copied_names, find, find_uri, local_path
-from tasks.run.history import published_faults, unlisted_files
-from tasks.run.layout import MANIFEST, NOTES
+from tasks.run.history import pointer_faults, published_faults, unlisted_files
+from tasks.run.layout import MANIFEST, MARKER, NOTES
 from tasks.run.receipts import Verify
 from tasks.sft.shards.find import run_shards
 from tasks.sft.shards.remote import all_uri_shards, only_parquet
@@ -104,6 +104,8 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
     else:
         for name in copied_names(found, domain.published):
             faults += [_fault(error) for error in published_faults(found.named, manifest, level, below=name)]
+        if isinstance(found.named, Path) and (found.named / MARKER).is_file():
+            faults += [_fault(error) for error in pointer_faults(found.named, domain.published)]
         if domain.validate_run is not None:
             verdict = domain.validate_run(found, manifest, full)
             counts |= verdict.counts

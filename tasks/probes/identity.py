@@ -12,6 +12,7 @@ from schemas.errors import ConfigError
 from schemas.probes import FLOW, FORMAT_VERSION, PUBLISHED, BuildProbeRowsConfig, MeasurementFormat
 from tasks.inputs.files import InputFile, resolve
 from tasks.inputs.segments import Format
+from tasks.inputs.survey import Survey, survey_here
 from tasks.run.contract import Domain
 from tasks.run.identity import Identity, Source, fingerprint
 
@@ -39,7 +40,7 @@ _ENDINGS = {
 }
 
 
-def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
+def identify(config: BuildProbeRowsConfig, survey: Survey = survey_here) -> Identity[Source]:
     """Resolve, fingerprint and hash everything `config` names.
 
     The one source lists every input file once, by name and then by content; this order decides ties of time.
@@ -50,7 +51,7 @@ def identify(config: BuildProbeRowsConfig) -> Identity[Source]:
         InputError: an input cannot be read.
     """
     found = Source("input", "input", tuple(_resolve(config)))
-    [source], seen = fingerprint([found], config.output_dir, PUBLISHED)
+    [source], seen = fingerprint([found], config.output_dir, PUBLISHED, survey)
     source = _in_order(source)
     run_hash = DOMAIN.run_hash(config.hash_fields(), source.named_digests())
     return Identity(run_hash=run_hash, sources=(source,), seen=seen)

@@ -6,7 +6,7 @@ Of a Parquet file the footer is read, of a text file the first rows. Every unusa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from tasks.inputs.columns import is_text
 from tasks.inputs.csv_rows import csv_header
 from tasks.inputs.files import InputFile
 from tasks.inputs.json_array import is_array
-from tasks.inputs.segments import Segment, cut_text, whole_file
-from tasks.inputs.sizing import grouped, part_size
+from tasks.inputs.parts import Cut, grouped
+from tasks.inputs.segments import Segment, segments_of, whole_file
 from tasks.probes.identity import format_of, text_format
 from tasks.probes.rows.pieces import Piece, Reading, RowGroups, TextSegment
 from tasks.probes.rows.reading import read_raw
@@ -31,9 +31,7 @@ from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
 
 _NAMED = 20
-_PART_ROWS = 1 << 20
-_PARTS = 96
-# Text of about one row, by which text files are cut.
+# Text of about one row.
 _ROW_BYTES = 100
 _FIRST_ROWS = 256
 
@@ -43,6 +41,8 @@ class SourceFile:
     """Describe one readable file.
 
     Attributes:
+        bytes: its size.
+        cuts: its pieces.
         group_rows: of a Parquet file, the rows of its row groups.
         text: of a text file, all of it.
     """
@@ -50,6 +50,8 @@ class SourceFile:
     path: str
     name: str
     digest: str
+    bytes: int
+    cuts: tuple[Cut, ...]
     group_rows: tuple[int, ...]
     seen: tuple[int, ...] = ()
     text: TextSegment | None = None
@@ -82,8 +84,8 @@ def take_inventory(config: BuildProbeRowsConfig, identity: Identity[Source]) -> 
             where="input",
         )
     files = tuple(
-        _source_file(config, file, digest, found, tuple(identity.seen[str(file.path)]))
-        for file, digest, found in zip(source.files, source.digests, looked, strict=True)
+        _source_file(config, file, digest, cuts, found, tuple(identity.seen[str(file.path)]))
+        for file, digest, cuts, found in zip(source.files, source.digests, source.cuts, looked, strict=True)
         if not isinstance(found, str)
     )
     if not any(file.rows for file in files):
@@ -95,14 +97,15 @@ def _source_file(
     config: BuildProbeRowsConfig,
     file: InputFile,
     digest: str,
+    cuts: tuple[Cut, ...],
     found: tuple[int, ...] | Segment,
     seen: tuple[int, ...],
 ) -> SourceFile:
     if not isinstance(found, Segment):
-        return SourceFile(str(file.path), file.name, digest, found, seen)
+        return SourceFile(str(file.path), file.name, digest, file.bytes, cuts, found, seen)
     rows = -(-file.bytes // _ROW_BYTES)
     text = TextSegment(found, digest, format_of(file.path.name, config.format), rows, seen)
-    return SourceFile(str(file.path), file.name, digest, (), seen, text)
+    return SourceFile(str(file.path), file.name, digest, file.bytes, cuts, (), seen, text)
 
 
 def _look(file: InputFile, config: BuildProbeRowsConfig) -> tuple[int, ...] | Segment | str:
@@ -243,44 +246,28 @@ _ALLOWED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def cut_parts(files: Sequence[SourceFile]) -> list[tuple[Piece, ...]]:
-    """Cut the input, in order, into parts of about a million rows, one for each scatter task.
-
-    Parquet is cut at row-group edges, NDJSON at line ends; other text files are not cut.
-    The size is the smallest 2**20 * 2**k such that 96 parts hold the input. A part contains several files only if
-    they are small.
-    """
-    part_rows = part_size(sum(file.rows for file in files), _PART_ROWS, _PARTS)
-    pieces: Iterable[Piece] = (
-        piece
+    """Cut the input, in order, into parts, one for each scatter task; see `tasks.inputs.parts`."""
+    return grouped(
+        (file.name, file.bytes, _cut_file(file) if file.text is None else _cut_text(file, file.text))
         for file in files
-        for piece in (_cut_text(file.text, part_rows) if file.text else _cut_file(file, part_rows))
     )
-    return grouped(pieces, lambda piece: piece.rows, part_rows)
 
 
-def _cut_file(file: SourceFile, part_rows: int) -> list[RowGroups]:
-    pieces: list[RowGroups] = []
-    first_row = first_group = rows = 0
-
-    def close(end: int) -> None:
-        pieces.append(
-            RowGroups(file.path, file.name, file.digest, first_group, end, first_row, rows, file.seen)
-        )
-
-    for group, group_rows in enumerate(file.group_rows):
-        if rows and rows + group_rows > part_rows:
-            close(group)
-            first_row, first_group, rows = first_row + rows, group, 0
-        rows += group_rows
-    if rows:
-        close(len(file.group_rows))
-    return pieces
-
-
-def _cut_text(text: TextSegment, part_rows: int) -> list[TextSegment]:
-    whole = text.segment
-    file = InputFile(Path(whole.path), whole.name, whole.bytes)
+def _cut_file(file: SourceFile) -> list[Piece]:
+    rows = sum(file.group_rows)
+    cuts = file.cuts or (Cut(0, len(file.group_rows), 0, rows, file.bytes),)
     return [
-        TextSegment(segment, text.digest, text.format, -(-segment.bytes // _ROW_BYTES), text.seen)
-        for segment in cut_text(file, whole.format, part_rows * _ROW_BYTES)
+        RowGroups(file.path, file.name, file.digest, cut.start, cut.stop, cut.first_row, cut.rows, file.seen)
+        for cut in cuts
+        if cut.rows
+    ]
+
+
+def _cut_text(file: SourceFile, text: TextSegment) -> list[Piece]:
+    whole = text.segment
+    return [
+        TextSegment(segment, file.digest, text.format, -(-segment.bytes // _ROW_BYTES), file.seen)
+        for segment in segments_of(
+            InputFile(Path(whole.path), whole.name, whole.bytes), whole.format, file.cuts
+        )
     ]

@@ -20,6 +20,7 @@ class WrittenRun:
     Attributes:
         scattered, gathered: receipts of both passes, in order; `merged`: of what lies between them.
         ledger: row ledger of the whole run.
+        validated: receipts of the validation.
     """
 
     config: BuildProbeRowsConfig
@@ -27,6 +28,7 @@ class WrittenRun:
     merged: tuple[Receipt, ...]
     gathered: tuple[Receipt, ...]
     ledger: RowLedger
+    validated: tuple[Receipt, ...]
 
 
 def contents(run: WrittenRun) -> Contents:
@@ -41,6 +43,7 @@ def contents(run: WrittenRun) -> Contents:
             **part_stages("scatter", run.scattered),
             **part_stages("merge", run.merged),
             **part_stages("gather", run.gathered),
+            **part_stages("validate", run.validated),
         },
     )
 

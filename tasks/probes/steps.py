@@ -6,9 +6,9 @@ from tasks.probes.gather import gather_shard
 from tasks.probes.merge import merge_runs
 from tasks.probes.scatter import scatter_rows
 from tasks.probes.validate import check_written
-from tasks.runtime.step import check, step
+from tasks.runtime.step import step
 
 scatter = step("scatter", scatter_rows)
 merge = step("merge", merge_runs)
 gather = step("gather", gather_shard)
-validate = check("validate", check_written)
+validate = step("validate", check_written)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
 from schemas.errors import GristmillError, IntegrityError
 from schemas.probes import SHARD_SUFFIX, SPLITS, TRAIN, BuildProbeRowsConfig, ProbeSplit
-from schemas.run import Receipt, RunManifest
+from schemas.run import FileRecord, Receipt, RunManifest
 from schemas.verdict import WARNING, Fault, Verdict
-from tasks.probes.identity import identify
+from tasks.probes.identity import DOMAIN, identify
 from tasks.probes.proof import compare
 from tasks.probes.publish import written_shards
 from tasks.probes.records.decode import ProbeRecord, read_record
 from tasks.probes.records.writer import open_records
 from tasks.probes.rows.addresses import probe_hash, train_end
+from tasks.run.contract import Job, absolute_root
 from tasks.run.layout import CONFIG
 from tasks.storage.reading import parse_json, read_bytes
 
@@ -25,47 +27,63 @@ _SEQUENTIAL = "readahead_buffer_size:4M"
 _READ_RECORDS = 64
 
 
-@dataclass(frozen=True)
-class ValidateJob:
-    """Validate written shards before they are published; `rows_used` comes from the ledger."""
+@dataclass(frozen=True, kw_only=True)
+class ValidateJob(Job):
+    """The shards that one job wrote, to validate before they are published; `records` is how many each has."""
 
-    output_dir: str
-    gathered: tuple[Receipt, ...]
-    rows_used: int
+    task: ClassVar[str] = "validate"
+    files: tuple[FileRecord, ...]
+    records: tuple[int, ...]
 
 
-def check_written(job: ValidateJob) -> int:
+def validate_jobs(config: BuildProbeRowsConfig, gathered: Sequence[Receipt]) -> list[ValidateJob]:
+    """Return the jobs that validate what was written, in order: their keys are the digests of the shards."""
+    jobs = []
+    for receipt in gathered:
+        records = tuple(int(counts["records"]) for counts, _ in written_shards([receipt]))
+        digests = [record.sha256 for record in receipt.files]
+        stage = DOMAIN.stage_key("validate", files=digests, records=list(records))
+        jobs.append(
+            ValidateJob(output_dir=absolute_root(config), stage=stage, files=receipt.files, records=records)
+        )
+    return jobs
+
+
+def check_written(job: ValidateJob) -> Receipt:
     """Check shards before they are published: their counts, and the first and last record of each.
 
     `validate` reads all records on demand, which takes longer than writing them.
 
-    Returns:
-        The number of records.
-
     Raises:
-        IntegrityError: a shard does not match its receipt, or a total does not match the ledger.
+        IntegrityError: a shard does not match its receipt.
     """
-    measurements = records = 0
-    for counts, record in written_shards(job.gathered):
-        path = Path(job.output_dir) / record.path
+    for records, record in zip(job.records, job.files, strict=True):
+        path = job.root / record.path
         with open_records(path) as file:
             found = file.num_records()
-            if found != counts["records"]:
+            if found != records:
                 raise IntegrityError(
-                    f"{counts['records']} records were written but the file contains {found}",
+                    f"{records} records were written but the file contains {found}",
                     code="totals",
                     where=str(path),
                 )
             for row in sorted({0, found - 1}):
                 for rule, detail in read_record(file.read([row])[0])[1]:
                     raise IntegrityError(f"{rule}: {detail}", code="invalid", where=f"{path}:{row}")
-        measurements += counts["measurements"]
-        records += found
-    if measurements != job.rows_used:
+    return job.receipt((), statistics={"records": sum(job.records)})
+
+
+def check_totals(gathered: Sequence[Receipt], rows_used: int) -> None:
+    """Check that the shards together have the measurements that the ledger says were used.
+
+    Raises:
+        IntegrityError: they have not.
+    """
+    measurements = sum(counts["measurements"] for counts, _ in written_shards(gathered))
+    if measurements != rows_used:
         raise IntegrityError(
-            f"{job.rows_used} measurements were used but the shards contain {measurements}", code="totals"
+            f"{rows_used} measurements were used but the shards contain {measurements}", code="totals"
         )
-    return records
 
 
 def validate_probes(folder: Path, manifest: RunManifest, full: bool) -> Verdict:

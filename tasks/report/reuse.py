@@ -18,6 +18,6 @@ class Reuse:
 
     steps: dict[str, list[int]] = field(default_factory=dict)
 
-    def note(self, step: str, *, cached: bool) -> None:
-        """Count one task as executed or cached."""
-        self.steps.setdefault(step, [0, 0])[cached] += 1
+    def note(self, step: str, *, cached: bool, tasks: int = 1) -> None:
+        """Count tasks as executed or cached."""
+        self.steps.setdefault(step, [0, 0])[cached] += tasks

@@ -92,6 +92,11 @@ class Job:
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
+    def weight(self) -> int:
+        """How much work the job is, next to others of its step: bytes to read, where these differ."""
+        return 1
+
+    @property
     def root(self) -> Path:
         """The output directory."""
         return Path(self.output_dir)

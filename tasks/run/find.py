@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from schemas.errors import ConfigError, InputError, IntegrityError, remedy
 from schemas.run import RunManifest
 from tasks.run.layout import CONFIG, INPUTS, LATEST, MANIFEST, MARKER, RUNS, STAGES
-from tasks.run.manifest import parse_manifest
+from tasks.run.manifest import MOST_BYTES, parse_manifest
 from tasks.storage.listing import matches
 from tasks.storage.names import link_target
 from tasks.storage.reading import parse_json, read_bytes
@@ -335,11 +335,11 @@ def _manifest_in(files: _Files, folder: str) -> RunManifest | IntegrityError | N
             return None
         return IntegrityError("the run has no manifest; it is not complete", code="no_manifest", where=where)
     try:
-        return parse_manifest(content, where)
+        return parse_manifest(content, where, lambda name: files.read(f"{folder}/{name}"))
     except IntegrityError as error:
         notes = (f"{folder}/{name}" for name in _NOTES)
         is_ours = (
-            _has_run_hash(content)
+            (len(content) <= MOST_BYTES and _has_run_hash(content))
             or _is_place_of_run(files, folder)
             or all(files.kind(note) == "file" for note in notes)
         )
@@ -397,11 +397,11 @@ class _Files:
         return None if entry is None else "directory" if entry.is_folder else "file"
 
     def read(self, path: str) -> bytes | None:
-        """Read a file; return `None` if there is none."""
+        """Read a manifest, or a byte more than one may have; return `None` if there is none."""
         if self.kind(path) != "file":
             return None
         try:
-            return read_stored(self.store, path)
+            return read_stored(self.store, path, MOST_BYTES + 1)
         except OSError as error:
             raise _unreadable(error, path) from error
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from schemas.errors import InputError, IntegrityError
@@ -72,6 +72,28 @@ def published_faults(
         )
 
 
+def pointer_faults(output_dir: Path, published: Mapping[str, str]) -> Iterator[IntegrityError]:
+    """Yield an error for every name at the top of an output folder that is missing, or a link to something else.
+
+    A copy of what is published may be in place of a link; its files are checked with `published_faults`.
+
+    Args:
+        published: link target of each name.
+    """
+    for name, target in published.items():
+        path = output_dir / name
+        found = link_target(path)
+        if found != target and (found is not None or not os.path.lexists(path)):
+            what = f"the link to {target!r} is missing"
+            if found is not None:
+                what = f"this is a link to {found!r}, not to {target!r}; remove it"
+            yield IntegrityError(
+                f"{what}; run the flow again, which makes it",
+                code="missing_output",
+                where=str(path),
+            )
+
+
 def unlisted_files(folder: Path, manifest: RunManifest) -> Iterator[IntegrityError]:
     """Yield an error for every file in a run's folder that its manifest does not name.
 
@@ -79,7 +101,8 @@ def unlisted_files(folder: Path, manifest: RunManifest) -> Iterator[IntegrityErr
     """
     # Earlier versions wrote the notes too, but did not record them.
     notes = {record.path for record in manifest.notes} if manifest.is_proven else set(NOTES)
-    named = {MANIFEST, *notes, *manifest.links, *(record.path for record in manifest.outputs)}
+    files = (*manifest.lists, *manifest.outputs)
+    named = {MANIFEST, *notes, *manifest.links, *(record.path for record in files)}
     for path in walk(folder):
         name = path.relative_to(folder).as_posix()
         if name in named or path.name.startswith(TEMP_PREFIX) or (path.is_dir() and not path.is_symlink()):
@@ -161,7 +184,8 @@ def completed_run(output_dir: Path, run_hash: str, verify: Verify) -> RunManifes
 
 def _has_links(folder: Path, manifest: RunManifest) -> bool:
     """Return whether a file of this run became a symbolic link, which could lead to anything by tomorrow."""
-    names = [MANIFEST, *(record.path for record in (*manifest.notes, *manifest.outputs))]
+    files = (*manifest.notes, *manifest.lists, *manifest.outputs)
+    names = [MANIFEST, *(record.path for record in files)]
     for parent in {posixpath.dirname(name) for name in names}:
         refuse_links(folder / parent)
     return any(os.path.islink(f"{folder}/{name}") for name in names)  # noqa: PTH114 - a run may have many files

@@ -1,20 +1,36 @@
 """Identify a run before it starts: its inputs by content, and the resulting hash. Cheap to import and to compute.
 
-A cached re-run needs no more than this: no numpy, no Arrow, no Prefect.
+A cached re-run needs no more than this: no numpy, no Arrow, no Prefect. Inputs that are not remembered are read by
+jobs like any other, unless they are few, so that large ones are read by all workers and an interrupted run reads on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from schemas.errors import ConfigError
-from schemas.run import InputRecord
+from schemas.run import InputRecord, Receipt
 from tasks.inputs.files import InputFile
-from tasks.inputs.fingerprint import Fingerprints
+from tasks.inputs.fingerprint import Fingerprints, identity_of, is_settled
+from tasks.inputs.parts import LARGEST_PIECE, Cut
+from tasks.inputs.survey import (
+    BLOCK_BYTES,
+    Block,
+    BlockContent,
+    FileContent,
+    Survey,
+    are_few,
+    digest_name,
+    read_block,
+    survey_here,
+)
+from tasks.run.contract import Domain, Job
 from tasks.run.layout import FINGERPRINTS, LATEST, RUNS, STAGES
 
 
@@ -26,13 +42,15 @@ class Source:
         name: what the manifest calls the source.
         where: the configuration field that names it, for errors.
         files: in the order that breaks ties.
-        digests: SHA-256 of each, 64 hex digits; empty until they are fingerprinted.
+        digests: of the content of each, 64 hex digits, see `tasks.inputs.survey`; empty until they are fingerprinted.
+        cuts: the pieces of each.
     """
 
     name: str
     where: str
     files: tuple[InputFile, ...]
     digests: tuple[str, ...] = ()
+    cuts: tuple[tuple[Cut, ...], ...] = ()
 
     def named_digests(self) -> list[list[str]]:
         """Return the name and digest of each file, in the form that is hashed."""
@@ -40,6 +58,12 @@ class Source:
 
 
 S = TypeVar("S", bound=Source)
+
+# Endings of files that are one piece whatever their size, why, and what else can be done.
+_UNCUT = (
+    *((ending, "compressed text", ", or uncompressed") for ending in (".gz", ".zst", ".bz2")),
+    (".csv", "CSV", ", or as Parquet"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +83,26 @@ class Identity(Generic[S]):
     def records(self) -> tuple[InputRecord, ...]:
         """Return the fingerprint of every input file, as listed in `inputs.json`."""
         return tuple(
-            InputRecord(source=source.name, path=file.name, bytes=file.bytes, digest=f"sha256:{digest}")
+            InputRecord(
+                source=source.name,
+                path=file.name,
+                bytes=file.bytes,
+                digest=f"{digest_name(file.bytes)}:{digest}",
+            )
             for source in self.sources
             for file, digest in zip(source.files, source.digests, strict=True)
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Say which files are so large that others wait for the one task that reads them."""
+        return tuple(
+            f"{file.name} of {source.name} has {file.bytes / 2**30:,.1f} GiB and is read by a single task, because "
+            f"{what} cannot be cut; give it as several files{other}"
+            for source in self.sources
+            for file in source.files
+            if file.bytes > LARGEST_PIECE
+            for ending, what, other in _UNCUT
+            if file.path.name.endswith(ending)
         )
 
     def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
@@ -70,17 +111,21 @@ class Identity(Generic[S]):
 
 
 def fingerprint(
-    sources: Sequence[S], output_dir: str, published: Iterable[str] = ()
+    sources: Sequence[S],
+    output_dir: str,
+    published: Iterable[str] = (),
+    survey: Survey = survey_here,
 ) -> tuple[tuple[S, ...], dict[str, list[int]]]:
-    """Digest every file of `sources`, hashing only files without a remembered digest.
+    """Digest every file of `sources`, reading only files that are not remembered.
 
     Args:
         sources: without digests.
         output_dir: where digests are remembered, once the run layout exists.
         published: top-level names in the output directory that this flow adds to those of every run.
+        survey: reads what is not remembered.
 
     Returns:
-        The sources with digests, and the status of each file.
+        The sources with digests and cuts, and the status of each file.
 
     Raises:
         ConfigError: `input_is_output`, an input was made by runs in this directory.
@@ -89,13 +134,17 @@ def fingerprint(
     for source in sources:
         refuse_own_output(source, Path(output_dir), published)
     memo = Fingerprints(Path(output_dir, STAGES, FINGERPRINTS))
-    digests = iter(memo.digests([file.path for source in sources for file in source.files]))
+    contents = iter(memo.contents((file.path for source in sources for file in source.files), survey))
     if Path(output_dir, STAGES).is_dir():
         memo.save()
-    found = tuple(
-        dataclasses.replace(source, digests=tuple(next(digests) for _ in source.files)) for source in sources
-    )
-    return found, memo.identities()
+    return tuple(
+        _with(source, [next(contents) for _ in source.files]) for source in sources
+    ), memo.identities()
+
+
+def _with(source: S, contents: Sequence[FileContent]) -> S:
+    digests = tuple(content.digest for content in contents)
+    return dataclasses.replace(source, digests=digests, cuts=tuple(content.cuts for content in contents))
 
 
 def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str] = ()) -> None:
@@ -107,13 +156,103 @@ def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str]
         ConfigError: `input_is_output`.
     """
     names = (RUNS, STAGES, LATEST, *published)
-    made = {root / name for root in (output_dir.absolute(), output_dir.resolve()) for name in names}
+    roots = (output_dir.absolute(), output_dir.resolve())
+    made = {str(root / name) for root in roots for name in names}
+    below = tuple(f"{path}/" for path in made)
+    # Text, and each folder only once: as paths, those of 100,000 files take half a minute.
+    folders: dict[str, str] = {}
     for file in source.files:
-        for path in (file.path.absolute(), file.path.resolve()):
-            if any(path.is_relative_to(folder) for folder in made):
-                raise ConfigError(
-                    f"the input {file.name!r} is in output_dir, among the files that runs make; move output_dir "
-                    "out of the input folder, or select the input files with a glob",
-                    code="input_is_output",
-                    where=source.where,
-                )
+        path = str(file.path.absolute())
+        folder, _, name = path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = str(Path(folder).resolve())
+        place = f"{folders[folder]}/{name}"
+        if os.path.islink(place):  # noqa: PTH114 - there may be many files
+            place = str(Path(place).resolve())
+        if not made.isdisjoint((path, place)) or path.startswith(below) or place.startswith(below):
+            raise ConfigError(
+                f"the input {file.name!r} is in output_dir, among the files that runs make; move output_dir "
+                "out of the input folder, or select the input files with a glob",
+                code="input_is_output",
+                where=source.where,
+            )
+
+
+# Of one job. The blocks of a large file are jobs of their own.
+_MOST_FILES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FingerprintJob(Job):
+    """Read some blocks of the inputs.
+
+    Its stage key covers what the files looked like, not their content, which is not known yet.
+    """
+
+    task: ClassVar[str] = "fingerprint"
+    blocks: tuple[Block, ...]
+
+    @property
+    def weight(self) -> int:
+        """How many bytes are read."""
+        return sum(block.bytes for block in self.blocks)
+
+
+def read_inputs(job: FingerprintJob) -> Receipt:
+    """Read the blocks of a job; its statistics say what is in them.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    read = [read_block(block) for block in job.blocks]
+    listed = [[one.digest, [*one.lines], [[*group] for group in one.groups]] for one in read]
+    return job.receipt([], statistics={"blocks": listed})
+
+
+def mapped_survey(
+    domain: Domain, output_dir: Path, each: Callable[[Sequence[FingerprintJob]], Sequence[Receipt]]
+) -> Survey:
+    """Return a survey that reads few blocks at once, and many by jobs.
+
+    Args:
+        each: runs the jobs; returns their receipts in the same order.
+    """
+
+    def survey(blocks: Sequence[Block]) -> list[BlockContent]:
+        if are_few(blocks):
+            return survey_here(blocks)
+        jobs = [_fingerprint_job(domain, output_dir, some) for some in _batches(blocks)]
+        return [content for receipt in each(jobs) for content in _contents(receipt)]
+
+    return survey
+
+
+def _batches(blocks: Sequence[Block]) -> Iterator[tuple[Block, ...]]:
+    batch: list[Block] = []
+    held = 0
+    for block in blocks:
+        if batch and (held + block.bytes > BLOCK_BYTES or len(batch) == _MOST_FILES):
+            yield tuple(batch)
+            batch, held = [], 0
+        batch.append(block)
+        held += block.bytes
+    if batch:
+        yield tuple(batch)
+
+
+def _fingerprint_job(domain: Domain, output_dir: Path, blocks: tuple[Block, ...]) -> FingerprintJob:
+    seen = {block.path: identity_of(block.path) for block in blocks}
+    ranges = [[block.path, block.start, block.stop, *seen[block.path]] for block in blocks]
+    # A file that may change without its times changing is read by every run anew.
+    now = [] if all(map(is_settled, seen.values())) else [time.time_ns()]
+    return FingerprintJob(
+        output_dir=str(output_dir.absolute()),
+        stage=domain.stage_key("fingerprint", ranges=ranges, now=now),
+        blocks=blocks,
+        seen=seen,
+    )
+
+
+def _contents(receipt: Receipt) -> Iterator[BlockContent]:
+    for digest, lines, groups in receipt.statistics["blocks"]:
+        yield BlockContent(digest, tuple(lines), tuple((rows, size) for rows, size in groups))

@@ -80,6 +80,27 @@ def list_runs(output_dir: Path) -> list[StoredRun]:
     return found
 
 
+def damaged_runs(output_dir: Path) -> dict[Path, str]:
+    """Return the folders of runs whose manifest cannot be read, and what is wrong with it.
+
+    Raises:
+        ConfigError: this is not an output folder.
+    """
+    _refuse_other(output_dir)
+    _, faults = _read_runs(output_dir)
+    return _damaged(output_dir, faults)
+
+
+def _damaged(output_dir: Path, faults: dict[Path, IntegrityError]) -> dict[Path, str]:
+    # A folder without a manifest is a run that never ended, except where `latest` leads.
+    latest = (output_dir / LATEST).resolve()
+    return {
+        folder: error.message
+        for folder, error in faults.items()
+        if error.code != "no_manifest" or folder.resolve() == latest
+    }
+
+
 def _read_runs(output_dir: Path) -> tuple[list[StoredRun], dict[Path, IntegrityError]]:
     """Return the complete runs, newest first, and what is wrong with the manifest of each other folder."""
     latest = (output_dir / LATEST).resolve()
@@ -120,13 +141,7 @@ def find_unneeded(output_dir: Path, keep: int, min_age_s: float, now_s: float) -
 
     _refuse_other(output_dir)
     complete, faults = _read_runs(output_dir)
-    latest = (output_dir / LATEST).resolve()
-    # A folder without a manifest is a run that never ended, except where `latest` leads.
-    damaged = {
-        folder: error.message
-        for folder, error in faults.items()
-        if error.code != "no_manifest" or folder.resolve() == latest
-    }
+    damaged = _damaged(output_dir, faults)
     kept = {
         run.folder: run.manifest
         for number, run in enumerate(complete)

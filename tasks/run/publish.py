@@ -7,7 +7,6 @@ hard links they become copies.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from schemas.run import FileRecord, InputRecord, Receipt, RowLedger, RunManifest
 from tasks.inputs.fingerprint import check_unchanged
 from tasks.run.contract import Domain
 from tasks.run.environment import environment, versions
+from tasks.run.history import completed_run
 from tasks.run.identity import Identity
 from tasks.run.layout import (
     CONFIG,
@@ -31,7 +31,8 @@ from tasks.run.layout import (
     STAGES,
     run_folder,
 )
-from tasks.run.manifest import format_manifest, read_manifest, sealed
+from tasks.run.manifest import file_records, format_manifest, output_lists, read_manifest, sealed
+from tasks.run.receipts import Verify
 from tasks.storage.atomic import (
     TEMP_PREFIX,
     link_file,
@@ -114,7 +115,7 @@ def publication_of(domain: Domain, config: Any, identity: Identity[Any], content
         ledger=contents.ledger,
         statistics=contents.statistics,
         stages=contents.stages,
-        warnings=contents.warnings,
+        warnings=(*identity.warnings(), *contents.warnings),
         config=config.model_dump_json(indent=2),
         inputs=identity.records(),
         seen=identity.seen,
@@ -149,7 +150,7 @@ def publish_run(publication: Publication) -> RunManifest:
             flow=publication.flow,
             run_hash=run_hash,
             outputs=outputs,
-            notes=_records(notes),
+            notes=file_records(notes),
             links=publication.symlinks,
             ledger=publication.ledger,
             statistics=publication.statistics,
@@ -175,7 +176,8 @@ def fill_run(
 ) -> tuple[FileRecord, ...]:
     """Put every output of a run under its published name; return their records relative to the run folder.
 
-    When it returns, all of them would survive a power cut.
+    Where outputs are many, the files that list them for the manifest are written, too. When it returns, all of them
+    would survive a power cut.
 
     Args:
         links: published path to a file whose record is relative to the output directory.
@@ -183,7 +185,7 @@ def fill_run(
         documents: published path to content.
     """
     folder = run_folder(output_dir, run_hash)
-    records = [*_records(documents)]
+    records = [*file_records(documents)]
     # The rest are refused as they are made; what is left over, below these names too, is removed before.
     for name in (*NOTES, MANIFEST):
         with storage_errors(folder / name):
@@ -193,14 +195,16 @@ def fill_run(
         records.append(FileRecord(path=name, bytes=record.bytes, sha256=record.sha256))
     for name, target in symlinks.items():
         swap_symlink(folder / name, target, sync=False)
-    for name, content in documents.items():
+    outputs = tuple(sorted(records, key=lambda record: record.path))
+    small = {**documents, **output_lists(outputs)}
+    for name, content in small.items():
         write_file(folder / name, content)
-    _remove_leftovers(folder, {*links, *symlinks, *documents, *NOTES, MANIFEST})
+    _remove_leftovers(folder, {*links, *symlinks, *small, *NOTES, MANIFEST})
     parents = {parent for name in (*links, *symlinks) for parent in PurePosixPath(name).parents}
     with storage_errors(folder):
         # Deepest first: a folder that is reached holds what it should.
         sync_folders(folder / parent for parent in sorted(parents, reverse=True))
-    return tuple(sorted(records, key=lambda record: record.path))
+    return outputs
 
 
 def commit_run(
@@ -229,13 +233,6 @@ def commit_run(
     return manifest
 
 
-def _records(files: Mapping[str, bytes]) -> tuple[FileRecord, ...]:
-    return tuple(
-        FileRecord(path=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-        for name, content in files.items()
-    )
-
-
 def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) -> None:
     """Point `latest` at this run, unless it already does.
 
@@ -250,6 +247,27 @@ def point_latest(output_dir: Path, run_hash: str, published: Mapping[str, str]) 
         link = output_dir / name
         if link_target(link) != target:
             swap_symlink(link, target)
+
+
+def complete_run(
+    output_dir: Path, run_hash: str, verify: Verify, published: Mapping[str, str]
+) -> RunManifest | None:
+    """Return the manifest of this run if it is complete, after pointing `latest` at it; else `None`.
+
+    Raises:
+        ConfigError: `foreign_output`, as `completed_run`.
+        StorageError: a pointer cannot be moved.
+    """
+    manifest = completed_run(output_dir, run_hash, verify)
+    if manifest is not None and link_target(output_dir / LATEST) != f"{RUNS}/{run_hash}":
+        # Until it is the latest, `prune` may remove it.
+        with publishing(output_dir, run_hash):
+            manifest = completed_run(output_dir, run_hash, Verify.SIZE)
+            if manifest is not None:
+                point_latest(output_dir, run_hash, published)
+    if manifest is not None:
+        point_latest(output_dir, run_hash, published)
+    return manifest
 
 
 @contextlib.contextmanager

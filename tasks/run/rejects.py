@@ -6,7 +6,6 @@ A reject file is Parquet with `source_file string, row int64, reason string, det
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,6 @@ class RejectWriter:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None and self._file is not None:
-            # Close it here: its destructor would write to the removed file and complain.
-            with contextlib.suppress(Exception):
-                self._writer.close()
-            self._file.__exit__(kind, error, trace)
+            from tasks.storage.parquet import discard_parquet
+
+            discard_parquet(self._writer, self._file)

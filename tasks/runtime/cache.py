@@ -28,6 +28,7 @@ from prefect.cache_policies import CachePolicy
 from prefect.context import TaskRunContext
 
 from schemas.errors import IntegrityError
+from schemas.run import Receipt
 from tasks.run.receipts import Verify, check_receipt, receipt_key, record_path
 from tasks.runtime.locks import FlockManager
 from tasks.runtime.serializer import ReceiptSerializer
@@ -92,28 +93,28 @@ class ReceiptLock(FlockManager):
 
     def _settle(self, key: str, holder: str) -> None:
         try:
-            drop_bad_record(self.root, key, self.verify)
+            valid_receipt(self.root, key, self.verify)
         except BaseException:
             # Prefect assumes the lock was not taken and would never release it.
             self.release_lock(key, holder)
             raise
 
 
-def drop_bad_record(output_dir: Path, key: str, verify: Verify) -> bool:
-    """Remove the record under `key` if it is invalid; return whether it was removed.
+def valid_receipt(output_dir: Path, key: str, verify: Verify) -> Receipt | None:
+    """Return the receipt under `key`, whose lock the caller holds; remove the record if it is invalid.
 
     Raises:
         StorageError: the record cannot be read or removed.
+        ConfigError: `foreign_output`: its folder is reached through a link.
     """
     try:
-        check_receipt(output_dir, key, verify)
+        return check_receipt(output_dir, key, verify)
     except IntegrityError as error:
         _logger.warning("%s; running %s again", error, key)
         path = record_path(output_dir, key)
         with storage_errors(path, "remove a bad record"):
             remove_path(path)
-        return True
-    return False
+    return None
 
 
 @dataclass

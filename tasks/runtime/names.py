@@ -6,6 +6,7 @@ Only the flow run has tags, not its tasks: Prefect asks the server about each ta
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ log = logging.getLogger("gristmill.runtime")
 
 _MOST_CHARACTERS = 120
 _HASH_DIGITS = 4
+_COUNTED = re.compile(r"(.*?)([0-9]+)/([0-9]+)", re.DOTALL)
 
 
 def task_names(step: str, jobs: Sequence[Any]) -> list[str]:
@@ -36,6 +38,25 @@ def task_names(step: str, jobs: Sequence[Any]) -> list[str]:
         number = f"{numbers[label]}/{totals[label]}" if totals[label] > 1 else ""
         names.append(" ".join(filter(None, (step, label, number))))
     return names
+
+
+def batch_name(names: Sequence[str]) -> str:
+    """Name a task that does several jobs after the first and the last of them.
+
+    >>> batch_name(["tokenize a 7/9"])
+    'tokenize a 7/9'
+    >>> batch_name(["tokenize a 5/9", "tokenize a 6/9", "tokenize a 7/9"])
+    'tokenize a 5-7 of 9'
+    >>> batch_name(["tokenize a 9/9", "tokenize b"])
+    'tokenize a 9/9 to tokenize b'
+    """
+    (first, last), counted = (names[0], names[-1]), _COUNTED.fullmatch(names[-1])
+    if first == last:
+        return first
+    start = _COUNTED.fullmatch(first)
+    if counted is None or start is None or (start[1], start[3]) != (counted[1], counted[3]):
+        return f"{first} to {last}"
+    return f"{start[1]}{start[2]}-{counted[2]} of {counted[3]}"
 
 
 def flow_run_name() -> str:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from schemas.run import Receipt
@@ -51,11 +51,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 class Stage:
-    """The tasks of one step while they run; a context manager.
+    """The parts of one step while they are made, by tasks of one part or of many; a context manager.
 
     Args:
         name: the step's.
-        total: number of tasks.
+        total: number of parts.
         artifact: shows the progress on the run's page; `None` for none.
         clock: returns seconds.
     """
@@ -85,11 +85,12 @@ class Stage:
         for watcher in _watchers:
             watcher.ended(self.name, self.done, self.reused, self._clock() - self._started)
 
-    def advance(self, task: str, receipt: Any, *, reused: bool) -> None:
-        """Record that one task succeeded."""
-        self.done += 1
+    def advance(self, task: str, results: Sequence[Any], *, reused: int) -> None:
+        """Record that a task succeeded, with the result of each of its parts, of which so many were re-used."""
+        self.done += len(results)
         self.reused += reused
-        log.info("%s: %s", task, "re-used" if reused else described(receipt))
+        more = f", {reused:,} of {len(results):,} re-used" if reused else ""
+        log.info("%s: %s", task, "re-used" if reused == len(results) else described(results) + more)
         for watcher in _watchers:
             watcher.advanced(self.name, self.done, self.reused)
         if self.done < self.total and self._clock() - self._updated >= _UPDATE_S:
@@ -102,20 +103,22 @@ class Stage:
             self._artifact(100 * self.done / self.total, f"{self.name}: {self.done} of {self.total}{reused}")
 
 
-def described(receipt: Any) -> str:
-    """Describe the result of a finished task in a few words.
+def described(results: Sequence[Any]) -> str:
+    """Describe the results of a finished task in a few words.
 
-    >>> described(None)
+    >>> described([None])
     'done'
     """
-    if not isinstance(receipt, Receipt):
+    receipts = [result for result in results if isinstance(result, Receipt)]
+    if not receipts:
         return "done"
     parts = []
-    if receipt.ledger is not None:
-        parts.append(f"{receipt.ledger.rows_in:,} rows")
-        if receipt.ledger.rows_rejected:
-            parts.append(f"{receipt.ledger.rows_rejected:,} rejected")
-    parts.append(f"{sum(record.bytes for record in receipt.files) / 1e6:,.1f} MB")
+    ledgers = [receipt.ledger for receipt in receipts if receipt.ledger is not None]
+    if ledgers:
+        parts.append(f"{sum(ledger.rows_in for ledger in ledgers):,} rows")
+        if rejected := sum(ledger.rows_rejected for ledger in ledgers):
+            parts.append(f"{rejected:,} rejected")
+    parts.append(f"{sum(record.bytes for receipt in receipts for record in receipt.files) / 1e6:,.1f} MB")
     return ", ".join(parts)
 
 

@@ -19,6 +19,8 @@ GRACE_S = 5.0
 _EXIT_CODE = 130
 # Called before this process ends without the usual clean-up: what would outlive it.
 last_acts: list[Callable[[], None]] = []
+# Set when the run was interrupted: a task of many parts then ends after the current one, if it is in this process.
+stopped = threading.Event()
 # Whether Prefect could not send all it had for the server, and would go on trying for minutes at the usual end.
 unsent = False
 
@@ -26,12 +28,14 @@ unsent = False
 @contextlib.contextmanager
 def stopping_soon(grace_s: float = GRACE_S) -> Iterator[None]:
     """End this process `grace_s` after its work in the context was interrupted, if it is still running."""
+    stopped.clear()
     try:
         yield
     except Exception:
         raise
     except BaseException:
         # KeyboardInterrupt, or Prefect's TerminationSignal.
+        stopped.set()
         timer = threading.Timer(grace_s, _end)
         timer.daemon = True
         timer.start()

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.run import RunManifest
+from schemas.run import Receipt, RunManifest
+from tasks.inputs.survey import Survey
 from tasks.report.reuse import Reuse
 from tasks.run.contract import Domain
+from tasks.run.identity import FingerprintJob, mapped_survey, read_inputs
 from tasks.run.layout import run_folder
+from tasks.run.publish import complete_run
 from tasks.run.receipts import Verify
 from tasks.runtime.mapping import each_with_receipts, run_once
 from tasks.runtime.names import name_run
+from tasks.runtime.step import step
 from tasks.runtime.stopping import stopping_soon
 from tasks.storage.links import refuse_links
+
+log = logging.getLogger("gristmill.runtime")
+
+_fingerprint = step("fingerprint", read_inputs)
 
 
 def tell(
     domain: Domain,
-    identify: Callable[[Any], Any],
+    identify: Callable[[Any, Survey], Any],
     mill: Callable[..., RunManifest],
     config: Any,
     verify: Verify,
@@ -40,10 +49,23 @@ def tell(
     with stopping_soon():
         root = Path(config.output_dir)
         domain.claim(root)
-        identity = identify(config)
+        reuse = Reuse()
+        each = each_with_receipts(root, verify, force, reuse)
+        read: list[FingerprintJob] = []
+
+        def read_all(jobs: Sequence[FingerprintJob]) -> list[Receipt]:
+            read.extend(jobs)
+            return each(_fingerprint, jobs)
+
+        identity = identify(config, mapped_survey(domain, root, read_all))
         # It would be refused again when the run is published, after all the work.
         refuse_links(run_folder(root, identity.run_hash))
         name_run(config, identity.run_hash)
-        reuse = Reuse()
-        each = each_with_receipts(root, verify, force, reuse)
+        for warning in identity.warnings():
+            log.warning("%s", warning)
+        if read and not force:
+            # Only now is it known whether there is something to do; who asks before starting reads but a little.
+            manifest = complete_run(root, identity.run_hash, verify, domain.published)
+            if manifest is not None:
+                return manifest.model_dump(mode="json")
         return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

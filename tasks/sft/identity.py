@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.sft import FLOW, FORMAT_VERSION, PUBLISHED, DatasetConfig, PackSftConfig
 from tasks.inputs.files import resolve
+from tasks.inputs.survey import Survey, survey_here
 from tasks.run.contract import Domain
 from tasks.run.identity import Identity, Source, fingerprint
 from tasks.sft.chat.tokenizer_source import TokenizerSource, find_tokenizer
@@ -29,7 +30,7 @@ class PackIdentity(Identity[DatasetSource]):
     tokenizer: TokenizerSource
 
 
-def identify(config: PackSftConfig) -> PackIdentity:
+def identify(config: PackSftConfig, survey: Survey = survey_here) -> PackIdentity:
     """Resolve, fingerprint and hash everything `config` names.
 
     Raises:
@@ -46,7 +47,7 @@ def identify(config: PackSftConfig) -> PackIdentity:
         )
         for dataset in config.datasets
     ]
-    sources, seen = fingerprint(found, config.output_dir, PUBLISHED)
+    sources, seen = fingerprint(found, config.output_dir, PUBLISHED, survey)
     run_hash = DOMAIN.run_hash(
         config.hash_fields(),
         [[source.name, source.named_digests()] for source in sources],

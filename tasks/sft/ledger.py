@@ -53,7 +53,9 @@ def run_ledger(
             check_reject_limit(
                 packed, receipts, config.max_reject_fraction, Path(config.output_dir), f"datasets.{name}"
             )
-        total.append(packed)
+        left = sum(entry.not_selected for entry in made if entry.dataset == name)
+        mixed = RowLedger(rows_in=packed.rows_used, rows_used=packed.rows_used - left, not_selected=left)
+        total.append(packed.then(mixed))
     return RowLedger.total(total)
 
 

@@ -6,7 +6,6 @@ not depend on how many there are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
 from tasks.run.rejects import REJECTS, RejectWriter
 from tasks.sft.cut import read_cuts
-from tasks.sft.order.fit import OVERFLOW_COUNTS, Pieces, fit, padded_length
+from tasks.sft.order.fit import OVERFLOW_COUNTS, Pieces, first_rows, fit, padded_length
 from tasks.sft.order.interval import Window, duplicates, rows_of, shifted
 from tasks.sft.order.positions import rotation, unrotated
 from tasks.sft.order.provenance import write_provenance
@@ -49,7 +48,9 @@ class PackJob(Job):
         repeats_stage: stage hash of the rows to leave out, and repeats_parts: in how many files they are; none if
             each shard finds them itself.
         source_files: for each spool, the input files its rows name.
+        packing: hash of what decides the bins, which the storage does not; seeds their order.
         first_shard, end_shard: which shards of the split.
+        most_tokens: only the first rows, up to about so many tokens that fit a bin; all if `None`.
         eos_id: the padding token; needed only when `pack.pad_to_multiple` is above 1.
     """
 
@@ -60,8 +61,10 @@ class PackJob(Job):
     repeats_stage: str = ""
     repeats_parts: int = 0
     split: str
+    packing: str
     first_shard: int
     end_shard: int
+    most_tokens: int | None = None
     seed: int
     grouped: bool
     deduplicate: bool
@@ -101,7 +104,7 @@ def pack_shards(job: PackJob) -> Receipt:
             plan = _plan(job, number, pieces)
             if plan.bins:
                 _write(job, number, window, kept, plan, made)
-        records = [*made.records, *made.write_figures(job), *rejects.finish(job.root)]
+        records = [*made.records, *rejects.finish(job.root)]
     return job.receipt(
         records, ledger=RowLedger.total(made.ledgers), statistics={**made.overflow, "shards": made.shards}
     )
@@ -115,19 +118,6 @@ class _Made:
         self.ledgers: list[RowLedger] = []
         self.overflow = dict.fromkeys(OVERFLOW_COUNTS, 0)
         self.shards: list[dict[str, int]] = []
-        self.lengths: Counter[int] = Counter()
-        self.fills: Counter[int] = Counter()
-
-    def write_figures(self, job: PackJob) -> list[FileRecord]:
-        """Write how often each sequence length and each fill of a bin occur, for the report."""
-        return [
-            write_array(
-                job.folder / f"{name}-{job.part:06d}.npy",
-                np.array(sorted(counts.items()), np.int64).reshape(-1, 2),
-                job.root,
-            )
-            for name, counts in (("lengths", self.lengths), ("fills", self.fills))
-        ]
 
 
 def _repeats(job: PackJob, intervals: Sequence[tuple[int, int]]) -> NDArray[Any] | None:
@@ -167,9 +157,13 @@ def _choose(
     pieces, overflow = fit(kept["length"].astype(np.int64), job.pack, trained)
     for name in OVERFLOW_COUNTS:
         made.overflow[name] += overflow[name]
-    used = np.zeros(len(firsts), bool)
-    used[row[pieces.sequence]] = True
-    lost = ~again & ~used
+    fits = np.zeros(len(firsts), bool)
+    fits[row[pieces.sequence]] = True
+    lost = ~again & ~fits
+    used = fits
+    if job.most_tokens is not None:
+        used = fits & first_rows(pieces.length, row[pieces.sequence], len(firsts), job.most_tokens)
+        pieces = pieces.only(used[row[pieces.sequence]])
     reason = "over_long" if job.pack.overflow is Overflow.DROP else "no_trained_token_in_pack_size"
     for one in sequences[firsts[lost]]:
         name = job.source_files[int(one["part"])][int(one["file"])]
@@ -178,6 +172,7 @@ def _choose(
         RowLedger(
             rows_in=len(firsts),
             rows_used=int(used.sum()),
+            not_selected=int(fits.sum()) - int(used.sum()),
             duplicates=int(again.sum()),
             rejected={reason: int(lost.sum())} if lost.any() else {},
         )
@@ -212,7 +207,7 @@ def _plan(job: PackJob, number: int, pieces: Pieces) -> _Plan:
     stored = padded_length(pieces.length, job.pack.pad_to_multiple)
     cost = stored - 1 if job.pack.count is Count.RUNTIME else stored
     # Each shard of each split of each data set draws from a stream of its own.
-    seed = int(canonical_hash([job.stage, number]), 16)
+    seed = int(canonical_hash([job.packing, number]), 16)
     packing: Packing = pack(cost, job.pack.size, order=job.pack.order.value, seed=seed)
     return _Plan(pieces, stored, packing.bin_items.astype(np.int64), packing.bin_offsets)
 
@@ -240,11 +235,16 @@ def _write(job: PackJob, number: int, window: Window, kept: NDArray[Any], plan: 
     )
     runtime = plan.stored - 1
     runtime_bins = plan.sums(runtime)
-    made.lengths.update(_counted(plan.pieces.length))
-    made.fills.update(_counted(runtime_bins if job.pack.count is Count.RUNTIME else stored_bins))
+    fills = runtime_bins if job.pack.count is Count.RUNTIME else stored_bins
+    made.records += [
+        # For the report: how often each length of a sequence and each fill of a bin occur.
+        write_array(job.folder / f"{figure}-{number:06d}.npy", _counted(values), job.root)
+        for figure, values in (("lengths", plan.pieces.length), ("fills", fills))
+    ]
     made.shards.append(
         {
             "shard": number,
+            "rows": made.ledgers[-1].rows_used,
             "bins": plan.bins,
             "sequences": len(plan.stored),
             "tokens": int(plan.stored.sum()),
@@ -258,9 +258,9 @@ def _write(job: PackJob, number: int, window: Window, kept: NDArray[Any], plan: 
     )
 
 
-def _counted(values: Ints) -> dict[int, int]:
-    found, counts = np.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+def _counted(values: Ints) -> Ints:
+    """Return values and how often each occurs: int64[n, 2]."""
+    return np.stack(np.unique(values, return_counts=True), axis=1)
 
 
 def _gather(

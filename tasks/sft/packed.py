@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,6 +34,44 @@ _RATIO_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """How often `splits/train` names the shards of a data set, so that its share of the tokens is that of its weight.
+
+    Attributes:
+        times: how often it names all shards; `more`: so many shards, from the first, once more.
+        rest: the receipt of a shard with the first rows of the next one, named once; `None` if nothing is missing.
+    """
+
+    times: int = 1
+    more: int = 0
+    rest: Receipt | None = None
+
+
+@dataclass(frozen=True)
+class PackedShard:
+    """A published shard.
+
+    Attributes:
+        name: of the file or folder.
+        times: how often its split names it.
+        counts: what it holds; see `tasks.sft.pack`.
+        records: its files, relative to the output directory; `provenance`: the file that says where its sequences
+            came from.
+    """
+
+    name: str
+    times: int
+    counts: Mapping[str, int]
+    records: tuple[FileRecord, ...]
+    provenance: FileRecord
+
+    @property
+    def path(self) -> str:
+        """Where it lies, relative to the output directory."""
+        return "/".join(PurePosixPath(self.records[0].path).parts[:3])
+
+
+@dataclass(frozen=True)
 class PackedSplit:
     """The packed part of one data set in one split.
 
@@ -41,6 +79,8 @@ class PackedSplit:
         dataset: name of the data set; `weight` is its weight in the blend, `pack_hash` names its folder.
         split: `train`, `valid` or `test`.
         receipts: of its jobs, in shard order; `size` is the pack size.
+        mixture: which of its shards are published, and how often they are named.
+        intervals: into how many the split was cut; one without sequences has no shard.
     """
 
     dataset: str
@@ -49,44 +89,54 @@ class PackedSplit:
     split: str
     size: int
     receipts: tuple[Receipt, ...]
+    intervals: int = 1
+    mixture: Mixture = Mixture()
 
     @property
     def folder(self) -> str:
         return f"datasets/{self.dataset}/{self.pack_hash}/{self.split}"
 
-    def files(self) -> dict[str, list[FileRecord]]:
-        """Group the files of shards by their path, relative to the output directory, in shard order."""
-        found: dict[str, list[FileRecord]] = {}
-        for record in self._records("shard_"):
-            # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
-            found.setdefault("/".join(PurePosixPath(record.path).parts[:3]), []).append(record)
-        return found
-
-    def provenance(self) -> list[FileRecord]:
-        """Return the file of each shard that says where its sequences came from, in shard order."""
-        return self._records("provenance-")
-
-    def figures(self, name: str) -> list[FileRecord]:
-        """Return the files that count `lengths` of sequences or `fills` of bins."""
-        return self._records(f"{name}-")
-
-    def _records(self, prefix: str) -> list[FileRecord]:
-        return [
-            record
-            for receipt in self.receipts
-            for record in receipt.files
-            if PurePosixPath(record.path).parts[2].startswith(prefix)
-        ]
-
-    @property
-    def shards(self) -> list[dict[str, int]]:
-        """What each shard holds, in shard order; intervals without sequences have none."""
+    @cached_property
+    def packed(self) -> list[dict[str, int]]:
+        """What each shard that was made holds, in shard order."""
         return [shard for receipt in self.receipts for shard in receipt.statistics["shards"]]
 
     @cached_property
+    def shards(self) -> list[PackedShard]:
+        """The shards to publish, in order."""
+        mixture = self.mixture
+        made = [shard for receipt in self.receipts for shard in _shards(receipt)]
+        times = [mixture.times + (number < mixture.more) for number in range(len(made))]
+        found = [replace(shard, times=n) for shard, n in zip(made, times, strict=True) if n]
+        if mixture.rest is not None:
+            # Its rows are in another shard too, perhaps a published one, so it has a name of its own.
+            for shard in _shards(mixture.rest):
+                stem, dot, suffix = shard.name.partition(".")
+                found.append(replace(shard, name=f"{stem[:-6]}{self.intervals:06d}{dot}{suffix}"))
+        return found
+
+    @cached_property
+    def not_selected(self) -> int:
+        """Rows that fitted, and that the mixture leaves out."""
+        if self.mixture.times:
+            return 0
+        rest = self.mixture.rest
+        taken = sum(shard["rows"] for shard in self.packed[: self.mixture.more])
+        taken += rest.ledger.rows_used if rest is not None and rest.ledger is not None else 0
+        return sum(shard["rows"] for shard in self.packed) - taken
+
+    def figures(self, name: str) -> list[FileRecord]:
+        """Return the files that count `lengths` of sequences or `fills` of bins, one a published shard."""
+        taken = {shard.provenance.path for shard in self.shards}
+        rest = () if self.mixture.rest is None else (self.mixture.rest,)
+        records = [record for receipt in (*self.receipts, *rest) for record in receipt.files]
+        names = {path.replace("provenance-", f"{name}-").replace(".parquet", ".npy") for path in taken}
+        return [record for record in records if record.path in names]
+
+    @cached_property
     def statistics(self) -> dict[str, Any]:
-        """Add up the shards; the names trainers read are of runtime lengths."""
-        shards = self.shards
+        """Add up the published shards, each once; the names trainers read are of runtime lengths."""
+        shards = [shard.counts for shard in self.shards]
         sums = {name: sum(shard[name] for shard in shards) for name in (*_SUMS, "runtime_tokens")}
         bins, runtime = sums["bins"], sums.pop("runtime_tokens")
         return {
@@ -104,12 +154,44 @@ class PackedSplit:
             },
         }
 
+    def shown(self, name: str) -> int:
+        """Return what a trainer that opens the folder of the split sees: shards as often as they are named."""
+        return sum(shard.times * shard.counts[name] for shard in self.shards)
+
+
+def tokens_of(counts: Mapping[str, int]) -> int:
+    """Return the tokens of a shard without padding."""
+    return counts["tokens"] - counts["padding_tokens"]
+
+
+def _shards(receipt: Receipt) -> list[PackedShard]:
+    """Return the shards of a job, in order."""
+    files: dict[str, list[FileRecord]] = {}
+    beside: dict[str, FileRecord] = {}
+    for record in receipt.files:
+        # stages/{hash}/{shard}, and below that the arrays of a memmap folder.
+        name = PurePosixPath(record.path).parts[2]
+        if name.startswith("shard_"):
+            files.setdefault(name, []).append(record)
+        elif name.startswith("provenance-"):
+            beside[name.removeprefix("provenance-").partition(".")[0]] = record
+    return [
+        PackedShard(name, 1, counts, tuple(records), beside[f"{counts['shard']:06d}"])
+        for (name, records), counts in zip(files.items(), receipt.statistics["shards"], strict=True)
+    ]
+
 
 def made_split(split: SplitShards, receipts: Sequence[Receipt]) -> PackedSplit:
     """Join the jobs of a split and what they made."""
     dataset = split.dataset
     return PackedSplit(
-        dataset.name, dataset.weight, split.pack_hash, split.split, split.jobs[0].pack.size, tuple(receipts)
+        dataset.name,
+        dataset.weight,
+        split.pack_hash,
+        split.split,
+        split.jobs[0].pack.size,
+        tuple(receipts),
+        split.jobs[-1].end_shard,
     )
 
 
@@ -121,17 +203,21 @@ class PackedRun:
         screened: the receipt of each data set's first rows, in configuration order.
         spools: the tokenize receipts of every data set, by name.
         cuts: the receipt of each data set's cuts, in configuration order.
+        repeats: the receipts of the search for equal conversations in different groups.
         made: every data set in every split, by split; `packed`: those with at least one bin.
         ledger: of the whole run.
+        validated: the receipts of the validation.
     """
 
     config: PackSftConfig
     screened: Sequence[Receipt]
     spools: Mapping[str, Sequence[Receipt]]
     cuts: Sequence[Receipt]
+    repeats: Sequence[Receipt]
     made: Sequence[PackedSplit]
     packed: tuple[PackedSplit, ...]
     ledger: RowLedger
+    validated: Sequence[Receipt]
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
@@ -148,7 +234,13 @@ def _statistics(run: PackedRun) -> dict[str, Any]:
     splits: dict[str, dict[str, Any]] = {}
     for entry in run.packed:
         totals = {name: totals[name] + entry.statistics[name] for name in totals}
-        splits.setdefault(entry.split, {})[entry.dataset] = {**entry.statistics, "weight": entry.weight}
+        shown = {"shown_bins": entry.shown("bins"), "shown_tokens": entry.shown("tokens")}
+        shown["shown_tokens"] -= entry.shown("padding_tokens")
+        splits.setdefault(entry.split, {})[entry.dataset] = {
+            **entry.statistics,
+            **shown,
+            "weight": entry.weight,
+        }
     for datasets in splits.values():
         _add_shares(datasets)
     spools = [receipt for receipts in run.spools.values() for receipt in receipts]
@@ -162,15 +254,16 @@ def _statistics(run: PackedRun) -> dict[str, Any]:
 
 
 def _add_shares(datasets: dict[str, Any]) -> None:
-    """Add, for each data set of a split, its share of the bins, the share its weight asks for, and epochs.
+    """Add, for each data set of a split, its share of the tokens, the share its weight asks for, and epochs.
 
-    `epochs` says how often a blend that follows the weights shows each bin of the data set while it shows as many
-    bins as the split has.
+    The shares are of what a trainer sees that opens the folder of the split. `epochs` says how often a blend that
+    follows the weights shows each bin of the data set while it shows as many bins as that folder.
     """
-    bins = sum(counts["bins"] for counts in datasets.values())
+    bins = sum(counts["shown_bins"] for counts in datasets.values())
+    tokens = sum(counts["shown_tokens"] for counts in datasets.values())
     asked = normalised([counts["weight"] for counts in datasets.values()])
     for counts, weight in zip(datasets.values(), asked, strict=True):
-        counts["share"] = round(counts["bins"] / bins, 6)
+        counts["share"] = round(counts["shown_tokens"] / tokens, 6)
         counts["weight_share"] = round(weight, 6)
         counts["epochs"] = round(weight * bins / counts["bins"], 4)
 
@@ -242,5 +335,5 @@ def _weights(train: Mapping[str, Any]) -> Iterator[str]:
     names = ", ".join(name for name in train if name in shown)
     yield (
         f"a trainer that opens splits/train sees {real} ({names}), the weights ask for {asked}; only a reader of "
-        "blend.json follows the weights"
+        "blend.json follows the weights, unless mix is downsample or upsample"
     )

@@ -32,27 +32,33 @@ def _view(packed: Sequence[PackedSplit]) -> _View:
     metadata: dict[str, list[dict[str, Any]]] = {}
     positions: dict[str, int] = {}
     for entry in packed:
-        bins = [shard["bins"] for shard in entry.shards]
-        for shard, (stage_path, records) in enumerate(entry.files().items()):
-            name = PurePosixPath(stage_path).name
-            path = f"{entry.folder}/{name}"
-            view.links.update({path + record.path.removeprefix(stage_path): record for record in records})
-            position = positions.get(entry.split, 0)
-            positions[entry.split] = position + 1
+        shown = entry.shown("bins")
+        shares: list[str] = []
+        names: list[str] = []
+        for shard in entry.shards:
+            path = f"{entry.folder}/{shard.name}"
+            view.links.update({path + _within(record): record for record in shard.records})
+            names += [shard.name] * shard.times
+            stem = str(PurePosixPath(path).with_suffix(""))
+            shares += [f"{entry.weight * shard.times * shard.counts['bins'] / shown:.12g}", stem]
+            beside = f"{PROVENANCE}/{entry.folder.removeprefix('datasets/')}"
+            view.links[f"{beside}/{PurePosixPath(stem).name}.parquet"] = shard.provenance
+        blend.setdefault(entry.split, []).extend(shares)
+        first = positions.get(entry.split, 0)
+        positions[entry.split] = first + len(names)
+        for position, name in enumerate(names, start=first):
             link = f"{SPLITS}/{entry.split}/{position:06d}__{entry.dataset}__{name}"
-            view.symlinks[link] = f"../../{path}"
-            share = entry.weight * bins[shard] / sum(bins)
-            blend.setdefault(entry.split, []).extend(
-                [f"{share:.12g}", str(PurePosixPath(path).with_suffix(""))]
-            )
-        for record in entry.provenance():
-            name = PurePosixPath(record.path).name.replace("provenance-", "shard_")
-            view.links[f"{PROVENANCE}/{entry.folder.removeprefix('datasets/')}/{name}"] = record
+            view.symlinks[link] = f"../../{entry.folder}/{name}"
         metadata.setdefault(entry.split, []).append({k: entry.statistics[k] for k in METADATA_KEYS})
     view.documents[BLEND] = json_document(blend)
     for split, entries in metadata.items():
         view.documents[f"pack_metadata/{split}.json"] = json_document(entries)
     return view
+
+
+def _within(record: FileRecord) -> str:
+    """Return the path of a file below its shard: nothing, or `/{array}` of a memmap folder."""
+    return "".join(f"/{part}" for part in PurePosixPath(record.path).parts[3:])
 
 
 def contents(run: PackedRun) -> Contents:
@@ -88,6 +94,10 @@ def _lineage(run: PackedRun) -> dict[str, str]:
         stages |= part_stages("tokenize", receipts, name)
     for dataset, cut in zip(run.config.datasets, run.cuts, strict=True):
         stages[f"cut/{dataset.name}"] = cut.stage
+    stages |= part_stages("repeats", run.repeats)
     for entry in run.made:
         stages[f"pack/{entry.dataset}/{entry.split}"] = entry.receipts[0].stage
+        if entry.mixture.rest is not None:
+            stages[f"rest/{entry.dataset}/{entry.split}"] = entry.mixture.rest.stage
+    stages |= part_stages("validate", run.validated)
     return stages

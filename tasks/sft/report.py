@@ -39,8 +39,8 @@ _SPLIT_COLUMNS = (
 )
 _SHARE_COLUMNS = ("bins", "tokens", "weight", "asked", "real", "epochs")
 _SHARE_NOTE = (
-    "asked: the share of its weight, which readers of blend.json follow; real: its share of the bins, which a "
-    "trainer that opens the split's folder sees; epochs: how often a blend as long as the split shows each bin."
+    "asked: the share of its weight, which readers of blend.json follow; real: its share of the tokens that a "
+    "trainer sees that opens the split's folder; epochs: how often a blend as long as that folder shows each bin."
 )
 
 
@@ -50,7 +50,7 @@ class PackReport:
 
     run: PackedRun
     tokenizer_folder: str
-    steps: tuple[str, ...] = ("screen", "tokenize", "cut", "pack")
+    steps: tuple[str, ...] = ("screen", "tokenize", "cut", "repeats", "pack", "validate")
 
     @property
     def subject(self) -> str:
@@ -123,7 +123,7 @@ class PackReport:
         each = max(1, _SAMPLED_BINS // len(train))
         samples = []
         for entry in train[:_SAMPLED_BINS]:
-            with open_shard(Path(self.run.config.output_dir, next(iter(entry.files())))) as shard:
+            with open_shard(Path(self.run.config.output_dir, entry.shards[0].path)) as shard:
                 for number, bins in enumerate(shard.blocks(0, each, rows=1)):
                     samples.append(_sample(f"{entry.dataset}, train, bin {number}", bins, decode))
         return tuple(samples)
@@ -171,7 +171,7 @@ def _share_row(counts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _figures(root: Path, packed: Sequence[PackedSplit], name: str) -> NDArray[np.int64]:
-    """Return values and how often each occurs in a job: int64[n, 2]."""
+    """Return values and how often each occurs in a shard: int64[n, 2]."""
     return np.concatenate(
         [read_array(root / record.path) for entry in packed for record in entry.figures(name)]
     )

@@ -17,7 +17,7 @@ from schemas.run import Receipt
 from schemas.sft import MAX_ROW_BYTES, DatasetConfig, PackSftConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import RowFault, read_rows
-from tasks.inputs.segments import cut
+from tasks.inputs.segments import format_of, whole_file
 from tasks.run.contract import Job
 from tasks.run.rejects import RowRejected
 from tasks.sft.chat.dialects import Conversation, normalise
@@ -176,9 +176,7 @@ def _look(file: InputFile, job: ScreenJob) -> tuple[list[_Found], _Bad | None]:
 
 def _first_rows(file: InputFile, dataset: DatasetConfig) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the first rows that the row filter lets through: those of one batch, which is read at once anyway."""
-    # In one piece: no pass over the file looks for its lines.
-    [segment, *_] = cut([file], max(file.bytes, 1))
-    for batch in islice(read_rows(segment), 1):
+    for batch in islice(read_rows(whole_file(file, format_of(file.name))), 1):
         for number, value in batch:
             if not isinstance(value, RowFault) and matches(value, dataset.where):
                 yield number, value

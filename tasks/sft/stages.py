@@ -8,12 +8,12 @@ only its own fields, so a new pack size never tokenizes again, and a new blend w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.run import Receipt
 from schemas.sft import DatasetConfig, PackSftConfig
-from tasks.inputs.segments import Segment, cut, group, part_bytes_for
+from tasks.inputs.segments import Segment, parts_of
 from tasks.run.contract import absolute_root
 from tasks.sft.cut import CutJob
 from tasks.sft.identity import DOMAIN, DatasetSource, PackIdentity, tokenizer_fields
@@ -30,18 +30,13 @@ _FEWEST_JOBS, _MOST_SHARDS = 16, 64
 
 
 def tokenize_jobs(config: PackSftConfig, identity: PackIdentity) -> dict[str, list[TokenizeJob]]:
-    """Create the jobs for the parts of each data set, by name.
-
-    Raises:
-        InputError: a Parquet footer is broken.
-    """
+    """Create the jobs for the parts of each data set, by name."""
     return {entry.dataset.name: _tokenize_dataset(config, identity, entry) for entry in identity.sources}
 
 
 def _tokenize_dataset(
     config: PackSftConfig, identity: PackIdentity, entry: DatasetSource
 ) -> list[TokenizeJob]:
-    part_bytes = part_bytes_for(sum(file.bytes for file in entry.files))
     digests = {file.name: digest for file, digest in zip(entry.files, entry.digests, strict=True)}
     shared = {
         "dataset": entry.dataset.hash_fields(["dialect", "fields", "where"]),
@@ -67,7 +62,7 @@ def _tokenize_dataset(
             label=entry.name,
             seen=identity.seen_of(segment.path for segment in segments),
         )
-        for segments in group(cut(entry.files, part_bytes), part_bytes)
+        for segments in parts_of(entry.files, entry.cuts)
     ]
 
 
@@ -213,6 +208,7 @@ def _pack_split(
 ) -> SplitShards:
     settings = {"pack": config.pack.hash_fields(), "storage": config.storage.hash_fields()}
     stage = DOMAIN.stage_key("pack", cut=cut.stage, split=split, **settings)
+    packing = DOMAIN.stage_key("packing", cut=cut.stage, split=split, pack=settings["pack"])
     shards = int(cut.statistics["shards"][split])
     batch = _shards_of_job(shards, len(spools), config.storage.shard_tokens)
     said = spools[0].statistics
@@ -227,6 +223,7 @@ def _pack_split(
             repeats_stage=repeats[0].stage if repeats else "",
             repeats_parts=len(repeats),
             split=split,
+            packing=packing,
             first_shard=first,
             end_shard=min(first + batch, shards),
             seed=config.seed,
@@ -243,6 +240,15 @@ def _pack_split(
     )
     pack_hash = DOMAIN.stage_key("packed", cut=cut.stage, **settings)
     return SplitShards(dataset, split, pack_hash, jobs)
+
+
+def rest_job(shards: SplitShards, number: int, most_tokens: int) -> PackJob:
+    """Create the job that makes a shard of the first rows of another one."""
+    job = shards.jobs[0]
+    stage = DOMAIN.stage_key("rest", pack=job.stage, shard=number, most_tokens=most_tokens)
+    return replace(
+        job, stage=stage, part=0, first_shard=number, end_shard=number + 1, most_tokens=most_tokens
+    )
 
 
 def _shards_of_job(shards: int, parts: int, shard_tokens: int) -> int:

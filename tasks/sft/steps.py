@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.runtime.step import check, step
+from tasks.runtime.step import step
 from tasks.sft.cut import cut_dataset
 from tasks.sft.pack import pack_shards
 from tasks.sft.repeats import find_repeats
@@ -15,4 +15,4 @@ tokenize = step("tokenize", tokenize_part)
 cut = step("cut", cut_dataset)
 repeats = step("repeats", find_repeats)
 pack = step("pack", pack_shards)
-validate = check("validate", check_written)
+validate = step("validate", check_written)

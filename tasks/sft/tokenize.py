@@ -54,6 +54,11 @@ class TokenizeJob(Job):
     drop_empty: bool = False
     max_row_bytes: int = MAX_ROW_BYTES
 
+    @property
+    def weight(self) -> int:
+        """See `Job.weight`."""
+        return sum(segment.bytes for segment in self.segments)
+
 
 def tokenize_part(job: TokenizeJob) -> Receipt:
     """Tokenize one part into a spool in its stage folder.

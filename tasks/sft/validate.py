@@ -5,55 +5,88 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from schemas.errors import IntegrityError
-from schemas.run import RunManifest
-from schemas.sft import BLEND
+from schemas.run import Receipt, RunManifest
+from schemas.sft import BLEND, PackSftConfig
 from schemas.verdict import Fault, Verdict
+from tasks.run.contract import Job, absolute_root
 from tasks.run.find import Found, content_of
 from tasks.run.layout import MANIFEST
+from tasks.sft.identity import DOMAIN
 from tasks.sft.packed import PackedSplit
 from tasks.sft.shards.find import shard_format, shard_of
-from tasks.sft.shards.validate import validate_shards
+from tasks.sft.shards.validate import validate_shard, validate_shards
 from tasks.sft.shards.writers import SUFFIXES
 from tasks.storage.reading import parse_json
 
 _TOTALS = ("bins", "sequences", "tokens", "trained_tokens")
 
 
-@dataclass(frozen=True)
-class ValidateJob:
-    """Shards to validate before they are published, `workers` of them at the same time."""
+@dataclass(frozen=True, kw_only=True)
+class ValidateJob(Job):
+    """A shard to validate before it is published: a path in the output directory, and the pack size it must have."""
 
-    output_dir: str
-    packed: tuple[PackedSplit, ...]
-    workers: int
+    task: ClassVar[str] = "validate"
+    shard: str
+    pack_size: int
+    bytes: int
+
+    @property
+    def weight(self) -> int:
+        """See `Job.weight`."""
+        return self.bytes
 
 
-def check_written(job: ValidateJob) -> Verdict:
-    """Check every shard before it is published, row by row, and the totals.
+def validate_jobs(config: PackSftConfig, packed: Sequence[PackedSplit]) -> list[ValidateJob]:
+    """Return the jobs that validate what was packed, in order: their keys are the digests of the shards."""
+    return [
+        ValidateJob(
+            output_dir=absolute_root(config),
+            stage=DOMAIN.stage_key(
+                "validate", shard=[record.sha256 for record in shard.records], pack_size=entry.size
+            ),
+            shard=shard.path,
+            pack_size=entry.size,
+            bytes=sum(record.bytes for record in shard.records),
+            label=f"{entry.dataset} {entry.split}",
+        )
+        for entry in packed
+        for shard in entry.shards
+    ]
+
+
+def check_written(job: ValidateJob) -> Receipt:
+    """Check a shard before it is published, row by row.
 
     Raises:
-        IntegrityError: names the first wrong row, or the wrong total.
+        IntegrityError: names the first wrong row.
     """
-    root = Path(job.output_dir)
-    paths = [root / shard for entry in job.packed for shard in entry.files()]
-    verdict = validate_shards(paths, "run", job.output_dir, job.workers, check_digests=False)
+    verdict = validate_shard(job.root / job.shard, check_digests=False)
     verdict.raise_if_bad()
-    check_totals(job.packed, verdict)
-    return verdict
+    size = verdict.counts.get("pack_size", job.pack_size)
+    if size != job.pack_size:
+        raise IntegrityError(
+            f"the shard says its pack size is {size}; expected {job.pack_size}",
+            code="one_pack_size",
+            where=str(job.root / job.shard),
+        )
+    return job.receipt((), statistics={name: verdict.counts[name] for name in _TOTALS})
 
 
-def check_totals(packed: Sequence[PackedSplit], verdict: Verdict) -> None:
+def check_totals(packed: Sequence[PackedSplit], validated: Sequence[Receipt]) -> None:
     """Check that the shards as read back have exactly what was written.
+
+    Args:
+        validated: the receipts of `validate_jobs`.
 
     Raises:
         IntegrityError: names the total that differs.
     """
     for name in _TOTALS:
         written = sum(entry.statistics[name] for entry in packed)
-        found = verdict.counts.get(name, 0)
+        found = sum(receipt.statistics[name] for receipt in validated)
         if written != found:
             raise IntegrityError(
                 f"the numbers of {name} differ: {written} written, {found} read back", code="totals"

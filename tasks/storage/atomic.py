@@ -75,6 +75,8 @@ class AtomicFile:
             refuse_folder(path)
             _remove_leftovers(path)
             self._file: BinaryIO = _create(self._temporary, lambda path: path.open("xb"))
+        # Not a property: Arrow asks for it, and takes an interrupt that comes while Python code answers for a yes.
+        self.closed = False
 
     def write(self, data: Any) -> int:
         """Append a bytes-like object; return its size in bytes."""
@@ -94,10 +96,6 @@ class AtomicFile:
         """Return the number of bytes written so far."""
         return self.bytes
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
     def close(self) -> None:
         """Do nothing; `commit` closes the file."""
         # pyarrow closes the file it writes to; keep it open until commit so that it can be synced.
@@ -110,6 +108,7 @@ class AtomicFile:
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
+                self.closed = True
                 self._temporary.replace(self.path)
                 sync_folders([self.path.parent])
         except BaseException:
@@ -147,6 +146,7 @@ class AtomicFile:
         """Remove what was written, if it was not committed."""
         with contextlib.suppress(OSError):
             self._file.close()
+        self.closed = True
         with contextlib.suppress(OSError, ConfigError):
             remove_path(self._temporary)
 

@@ -6,9 +6,9 @@ chunks are read through a buffer, not prefetched, so a row group of any size tak
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ BUFFER_BYTES = 1 << 20
 PARQUET_ERRORS = (OSError, UnicodeDecodeError, pa.ArrowException)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_parquet(path: LocalPath, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a local Parquet file.
 
@@ -46,10 +46,25 @@ def parquet_file(source: BinaryIO | LocalPath, **options: Any) -> pq.ParquetFile
 def parquet_writer(sink: AtomicFile, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
     """Write to a file in Parquet, with checksums of pages; close this first, then commit the file.
 
+    If this fails, the file is discarded.
+
     Args:
         options: for `pyarrow.parquet.ParquetWriter`.
     """
-    return pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, write_page_checksum=True, **options)
+    try:
+        return pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, write_page_checksum=True, **options)
+    except BaseException:
+        sink.discard()
+        raise
+
+
+def discard_parquet(writer: pq.ParquetWriter | None, sink: AtomicFile) -> None:
+    """Remove what `parquet_writer` wrote, whatever state an error has left it in."""
+    if writer is not None:
+        # Close it here, because its destructor would write to the removed file and fail.
+        with contextlib.suppress(Exception):
+            writer.close()
+    sink.discard()
 
 
 def parquet_rows(path: LocalPath) -> int:
@@ -85,7 +100,7 @@ def open_native(path: LocalPath) -> pa.NativeFile:
     return pa.OSFile(str(path))
 
 
-@contextmanager
+@contextlib.contextmanager
 def parquet_faults(where: str) -> Iterator[None]:
     """Turn the errors of reading a Parquet file into one readable error.
 

@@ -20,6 +20,8 @@ from schemas.errors import system_error
 
 LocalPath = str | os.PathLike[str]
 
+_PIECE_BYTES = 1 << 20
+
 
 def open_regular(path: LocalPath, flags: int = os.O_RDONLY) -> int:
     """Open a regular file and return its descriptor; also an `opener` for `open`.
@@ -61,7 +63,18 @@ def read_bytes(path: LocalPath, most: int = -1) -> bytes:
         most: largest number of bytes to read; -1 for all.
     """
     with open_binary(path) as file:
-        return file.read(most)
+        return read_most(file, most)
+
+
+def read_most(file: BinaryIO, most: int) -> bytes:
+    """Read at most `most` bytes of an open file; -1 for all. Python would allocate all that may come."""
+    if most < 0:
+        return file.read()
+    pieces = []
+    while most and (piece := file.read(min(most, _PIECE_BYTES))):
+        pieces.append(piece)
+        most -= len(piece)
+    return b"".join(pieces)
 
 
 def read_given(path: LocalPath, most: int) -> bytes:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
+from schemas.errors import StorageError
 from tasks.storage.atomic import storage_errors
 from tasks.storage.names import make_folder
 
@@ -40,13 +41,21 @@ class Scratch:
         return start
 
     def read_into(self, buffer: Any, start: int) -> None:
-        """Fill a buffer with the bytes from `start` on, all of which have been appended."""
+        """Fill a buffer with the bytes from `start` on, all of which have been appended.
+
+        Raises:
+            StorageError: `short_read`, they are not there.
+        """
         view = memoryview(buffer).cast("B")
         with storage_errors(self._folder, "read a temporary file"):
             while view:
                 read = os.preadv(self._file.fileno(), [view], start)
                 if not read:
-                    raise OSError("the temporary file is shorter than what was written to it")
+                    raise StorageError(
+                        "a temporary file in this folder is shorter than what was written to it; run again",
+                        code="short_read",
+                        where=str(self._folder),
+                    )
                 view, start = view[read:], start + read
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from tasks.storage.reading import open_binary
+from tasks.storage.reading import open_binary, read_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,11 @@ def _is(kind: Callable[[], bool]) -> bool:
 LOCAL = LocalStore()
 
 
-def read_stored(store: Store, path: str) -> bytes:
-    """Read a small file of a store."""
+def read_stored(store: Store, path: str, most: int = -1) -> bytes:
+    """Read a small file of a store.
+
+    Args:
+        most: largest number of bytes to read; -1 for all.
+    """
     with store.open(path) as file:
-        return file.read()
+        return read_most(file, most)

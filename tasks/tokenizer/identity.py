@@ -10,6 +10,7 @@ from schemas.corpus import FLOW as SAMPLE_FLOW
 from schemas.errors import ConfigError, InputError
 from schemas.tokenizer import CHAT_TEMPLATE, FLOW, FORMAT_VERSION, PUBLISHED, TrainTokenizerConfig
 from tasks.inputs.files import InputFile, files_below, local_input
+from tasks.inputs.survey import Survey, survey_here
 from tasks.inputs.texts import template_source
 from tasks.inputs.tokenizers import LocatedTokenizer, locate_tokenizer
 from tasks.run.contract import Domain
@@ -42,7 +43,7 @@ class TrainIdentity(Identity[Source]):
     compared: LocatedTokenizer | None
 
 
-def identify(config: TrainTokenizerConfig) -> TrainIdentity:
+def identify(config: TrainTokenizerConfig, survey: Survey = survey_here) -> TrainIdentity:
     """Find the sample's shards, fingerprint them, and hash everything that decides the tokenizer.
 
     Raises:
@@ -62,7 +63,7 @@ def identify(config: TrainTokenizerConfig) -> TrainIdentity:
         )
     found = _sample(local_input(config.sample))
     files = _shards(found)
-    sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED)
+    sources, seen = fingerprint([Source("sample", "sample", files)], config.output_dir, PUBLISHED, survey)
     if not found.is_run:
         # After `fingerprint`, whose error for the run's own output says more.
         refuse_runs_below(found.named, [file.path for file in files])

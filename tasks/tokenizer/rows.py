@@ -14,6 +14,7 @@ from schemas.errors import InputError
 from tasks.inputs.columns import as_text
 from tasks.inputs.native import panics_are_errors
 from tasks.storage.parquet import open_parquet, parquet_faults
+from tasks.storage.parquet_batches import parquet_batches
 
 _BATCH_ROWS = 1024
 _LABELS = ("source_dataset", "source_bucket")
@@ -105,7 +106,7 @@ def _read(shard: Path) -> Iterator[pa.RecordBatch]:
                 where=str(shard),
             )
         columns = ["text", *(name for name in _LABELS if names.count(name) == 1)]
-        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+        for batch in parquet_batches(file, range(file.num_row_groups), columns, _BATCH_ROWS):
             yield batch.select(columns)
 
 

@@ -44,7 +44,7 @@ from tasks.run.layout import (
     STAGES,
 )
 from tasks.run.manifest import read_manifest
-from tasks.run.prune import find_unneeded, list_runs, remove
+from tasks.run.prune import damaged_runs, find_unneeded, list_runs, remove
 from tasks.run.receipts import Verify
 from tasks.storage.atomic import TEMP_PREFIX
 
@@ -381,6 +381,23 @@ class FlowContract(Workload):
             assert again.outputs == manifest.outputs, how
             assert path.read_bytes() == intact or name in (MANIFEST, REPORT_PAGE), how
 
+    def test_damage_to_a_published_link_is_found_and_repaired(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        self.mill(source, out)
+        for link in [path for path in out.rglob("*") if path.is_symlink() and path.name != LATEST]:
+            target = link.readlink()
+            for other in (None, LATEST, "nowhere"):
+                link.unlink()
+                if other is not None:
+                    link.symlink_to(other)
+                assert str(link) in {fault.where for fault in _errors(out)}, other
+                if other is not None and link.parent == out:
+                    with pytest.raises(ConfigError, match="was not made by Gristmill"):
+                        self.mill(source, out)
+                    link.unlink()
+                self.mill(source, out)
+                assert link.readlink() == target and not _errors(out), other
+
     def test_damage_to_a_reject_file_is_a_finding_with_its_name(self, cli: Cli, tmp_path: Path) -> None:
         out = tmp_path / "out"
         self.write(tmp_path / "in", bad_rows=6)
@@ -497,6 +514,7 @@ class FlowContract(Workload):
             path.write_bytes(damage)
             unneeded = find_unneeded(out, keep=0, min_age_s=0, now_s=later)
             assert [folder.name for folder in unneeded.damaged] == [old.run_hash]
+            assert [folder.name for folder in damaged_runs(out)] == [old.run_hash]
             assert (unneeded.runs, unneeded.stages) == ((), ())
         path.write_bytes(whole)
         # Where `latest` leads, a missing manifest is damage, too.
@@ -616,12 +634,18 @@ class PrefectContract(Workload):
     def test_bytes_do_not_depend_on_runner_workers_folder_or_hash_seed(
         self, prefect_api: str, source: Path, tmp_path: Path
     ) -> None:
-        setups = {"one": ("threads", 1), "four": ("threads", 4), "processes": ("processes", 2)}
+        setups = {"one": ("threads", 1, 200), "four": ("threads", 4, 200), "processes": ("processes", 2, 200)}
+        # All parts in one batch.
+        setups["batches"] = ("processes", 2, 1)
         jobs = [
             json.dumps(
-                {"config": {**self.raw(source, tmp_path / name), "workers": workers}, "runner": runner}
+                {
+                    "config": {**self.raw(source, tmp_path / name), "workers": workers},
+                    "runner": runner,
+                    "most_tasks": most,
+                }
             )
-            for name, (runner, workers) in setups.items()
+            for name, (runner, workers, most) in setups.items()
         ]
         driver = _drive(prefect_api, self.flow, *jobs, cwd=tmp_path, PYTHONHASHSEED="7")
         told = [json.loads(line) for line in driver.communicate()[0].splitlines()]

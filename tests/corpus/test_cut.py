@@ -18,7 +18,9 @@ MIB = 1 << 20
 def source(number: int, *groups: tuple[int, int]) -> SourceFile:
     """A file of row groups, each (rows, bytes)."""
     found = tuple(RowGroup(rows, size) for rows, size in groups)
-    return SourceFile(f"/in/{number}", f"{number}.parquet", f"digest {number}", found, False, (), (number, 7))
+    return SourceFile(
+        f"/in/{number}", f"{number}.parquet", f"digest {number}", 1, found, False, (), (number, 7)
+    )
 
 
 def asks_nothing(file: int, start: int, stop: int) -> NDArray[np.bool_]:

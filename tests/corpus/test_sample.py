@@ -143,10 +143,10 @@ def test_only_what_a_change_touches_is_made_again(nested: Path) -> None:
     _, again = sample_serially(config_of(nested, {3: 200, 4.0: 10}, max_rows=20))
     assert again.executed == []
     _, counted = sample_serially(config_of(nested, {3: 200, 4.0: 11}, max_rows=20))
-    assert [task for task, _ in counted.executed] == ["select", "write"]
+    assert [task for task, _ in counted.executed] == ["select", "write", "validate"]
     write_bucket(nested / "in" / "3", {"zz.parquet": texts("new", 5)})
     _, grown = sample_serially(config_of(nested, {3: 200, 4.0: 11}, max_rows=20))
-    assert [task for task, _ in grown.executed] == ["select", "write"]
+    assert [task for task, _ in grown.executed] == ["inventory", "select", "write", "validate"]
     after = published_digests(nested / "out" / "latest")
     fresh = config_of(nested, {3: 200, 4.0: 11}, max_rows=20, output_dir=str(nested / "fresh"))
     sample_serially(fresh)
@@ -221,7 +221,8 @@ def test_files_that_cannot_be_used_are_all_named_before_anything_is_written(spoi
         assert name in caught.value.message
     assert "3 files" in caught.value.message
     assert not (spoilt / "out" / "runs").exists()
-    assert {path.name for path in (spoilt / "out" / "stages").iterdir()} <= {"fingerprints.json"}
+    written = {path.name for path in (spoilt / "out" / "stages").rglob("*") if path.is_file()}
+    assert written <= {"fingerprints.json", "inventory-000000.json"}
 
 
 def test_skipped_files_are_counted_and_listed(spoilt: Path) -> None:
@@ -330,8 +331,8 @@ def test_an_input_that_changes_under_the_run_leaves_no_receipt_of_it(
     path = tmp_path / "in" / "b" / "a.parquet"
     original, stat = path.read_bytes(), path.stat()
 
-    def changed_first(config: SampleCorpusConfig, identity: Any) -> Any:
-        found = take_inventory(config, identity)
+    def changed_first(config: SampleCorpusConfig, identity: Any, look: Any) -> Any:
+        found = take_inventory(config, identity, look)
         write_bucket(path.parent, {"a.parquet": texts("new", 20)})
         return found
 

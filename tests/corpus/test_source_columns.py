@@ -16,7 +16,7 @@ from support import published_digests, sample_serially
 from flows.cli.main import main
 from schemas.corpus import SampleCorpusConfig
 from schemas.errors import ConfigError, InputError
-from tasks.corpus.where import matches
+from tasks.corpus.sources.where import matches
 from tasks.outputs.validate import validate_path
 
 Row = dict[str, Any]

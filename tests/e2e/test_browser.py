@@ -88,10 +88,10 @@ def test_a_run_from_its_form_to_its_report_and_a_second_one_that_is_cached(
     page.get_by_label("Pack size").fill(PACK_TOKENS)
     second = submit(page)
     steps = [task["task_key"].split("-")[0] for task in local.tasks(second) if task["state_name"] == "Cached"]
-    # One data set, in one part; three splits are planned and written.
-    assert sorted(steps) == ["plan"] * 3 + ["screen"] + ["tokenize"] + ["write"] * 3
+    # One data set, in one part; three splits are packed.
+    assert sorted(steps) == ["cut"] + ["pack"] * 3 + ["screen"] + ["tokenize"] + ["validate"] * 3
     page.get_by_role("tab", name="Task Runs").click()
-    expect(page.get_by_text(re.compile("8 Cached"))).to_be_visible()
+    expect(page.get_by_text(re.compile("9 Cached"))).to_be_visible()
     browser.picture("cached")
 
 

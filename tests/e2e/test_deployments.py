@@ -62,7 +62,7 @@ def test_one_configuration_started_twice_at_once_is_made_once(local: Local, gris
     runs = [local.start("pack-sft", **config) for _ in range(2)]
     assert [local.ended(run)["state_name"] for run in runs] == ["Completed", "Completed"]
     tasks = [task for run in runs for task in local.tasks(run)]
-    steps = ("screen", "tokenize", "plan", "write")
+    steps = ("screen", "tokenize", "cut", "pack", "validate")
     cached_steps = [task for task in tasks if task["task_key"].split("-")[0] in steps]
     states = [task["state_name"] for task in cached_steps]
     output = gristmill.state.files / deployment["parameters"]["config"]["output_dir"]

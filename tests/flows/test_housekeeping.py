@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,9 @@ def test_old_runs_and_their_own_stages_go(cli: Cli, tmp_path: Path, small_tokeni
     assert published_digests(out / "runs" / new) == digests and validate_path(out).ok
     assert json.loads(cli("prune", out, "--json").out)["stages"] == []
 
-    # The spool that both runs share is still there; only the old plan and shards are made again.
+    # The spool that both runs share is still there; only the old shards are made again.
     _, serial = mill_serially(config_of(out, tmp_path / "chats.jsonl", small_tokenizer, pack={"size": 128}))
-    assert {task for task, _ in serial.executed} == {"plan", "write"}
+    assert {task for task, _ in serial.executed} == {"pack", "validate"}
 
 
 def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:
@@ -102,6 +103,25 @@ def test_what_is_kept(tmp_path: Path, small_tokenizer: Path) -> None:
     assert goes(0, 9.5) == []
     # Stages were made just now, whatever their runs' age.
     assert find_unneeded(out, 0, 3600, time.time()).stages == ()
+
+
+@pytest.mark.parametrize("how", ["cut short", "huge"])
+def test_a_run_whose_manifest_is_damaged_is_listed(
+    tmp_path: Path, small_tokenizer: Path, how: str, cli: Cli
+) -> None:
+    out = tmp_path / "out"
+    run_hash = pack(tmp_path, small_tokenizer, 128)
+    with (out / "runs" / run_hash / "manifest.json").open("r+b") as file:
+        file.truncate(50 if how == "cut short" else 1 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    listed = cli("runs", out)
+    assert listed.code == 0 and f"damaged run {run_hash}: the manifest " in listed.out
+    assert ("is larger than 128 MiB" in listed.out) == (how == "huge")
+    assert json.loads(cli("runs", out, "--json").out) == {"runs": [], "damaged": [run_hash]}
+    verdict = cli("validate", out)
+    assert verdict.code == 3 and "bad_manifest" in verdict.out
+    # In kB: of a file of 1 GiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 640 << 10
 
 
 def test_a_stage_that_a_run_uses_again_is_young(tmp_path: Path, small_tokenizer: Path) -> None:

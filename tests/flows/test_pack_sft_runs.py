@@ -52,7 +52,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, inputs: Path, small_toke
     manifest, serial = mill_serially(PackSftConfig.parse(raw_config(output, inputs, small_tokenizer)))
     steps = Counter(task for task, _ in serial.executed)
     # What the tests below rely on: many tasks, several parts, shards in every split, rejects, duplicates.
-    assert steps["tokenize"] == 5 and steps["plan"] == 6 and steps["write"] > 15
+    assert steps["tokenize"] == 5 and steps["cut"] == 2 and steps["pack"] > 15
     assert set(manifest.statistics["splits"]) == {"train", "valid", "test"}
     assert manifest.statistics["splits"]["train"]["small"]["shards"] > 2
     assert manifest.ledger.duplicates and len(manifest.ledger.rejected) == 4
@@ -256,8 +256,8 @@ def _tasks(names: set[str]) -> Counter[str]:
 @pytest.mark.parametrize(
     ("setting", "made"),
     [
-        ("pack.size=320", {"plan", "write"}),
-        ("storage.row_group_size=8", {"write"}),
+        ("pack.size=320", {"pack", "validate"}),
+        ("storage.row_group_size=8", {"pack", "validate"}),
         ("datasets[0].weight=5", set()),
     ],
 )
@@ -290,10 +290,12 @@ def _stage_name(run: Finished, shard: Path) -> str:
     return next(name for name, (found, _) in stage_files(run.output).items() if found == inode)
 
 
-def _write_receipt(stage_name: str) -> str:
-    """The receipt of a shard; here every task writes one."""
+def _made_with(stage_name: str) -> set[str]:
+    """What the task of a shard made; here every task makes one shard."""
     stage, shard = stage_name.split("/")
-    return f"{stage}/receipts/write-{shard.removeprefix('shard_').removesuffix('.parquet')}.json"
+    number = shard.removeprefix("shard_").removesuffix(".parquet")
+    beside = [f"provenance-{number}.parquet", f"lengths-{number}.npy", f"fills-{number}.npy"]
+    return {f"{stage}/{name}" for name in (shard, *beside, f"receipts/pack-{number}.json")}
 
 
 def test_missing_and_truncated_shards_are_repaired_and_nothing_else(done: Finished) -> None:
@@ -308,7 +310,7 @@ def test_missing_and_truncated_shards_are_repaired_and_nothing_else(done: Finish
     assert done.again()["cached"] is False
 
     assert published_digests(done.folder) == published
-    assert changed(before, stage_files(done.output)) == remade | {_write_receipt(name) for name in remade}
+    assert changed(before, stage_files(done.output)) == set.union(*map(_made_with, remade))
     assert validate_path(done.output).ok
     assert done.again()["cached"] is True
 
@@ -325,7 +327,7 @@ def test_a_flipped_byte_is_repaired_under_sha256(done: Finished) -> None:
     assert done.again("--verify", "sha256")["cached"] is False
 
     assert published_digests(done.folder) == published
-    assert changed(before, stage_files(done.output)) == {name, _write_receipt(name)}
+    assert changed(before, stage_files(done.output)) == _made_with(name)
     assert done.again("--verify", "sha256")["cached"] is True
 
 
@@ -354,7 +356,7 @@ class Meddling(Serial):
         return super().once(step, job)
 
 
-@pytest.mark.parametrize("step", ["tokenize", "plan", "write", "validate", "publish"])
+@pytest.mark.parametrize("step", ["tokenize", "cut", "pack", "validate", "publish"])
 def test_an_input_that_changes_fails_the_run_and_the_old_run_stays(
     step: str, small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -394,7 +396,7 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
     output, log = tmp_path / "out", tmp_path / "events"
     config = save_config(tmp_path / "c.json", raw_config(output, inputs, small_tokenizer))
     # Whoever comes first holds a lock until the other one has asked for one too.
-    env = hook_environment(tmp_path / "hook", output, log=log, wait_at=r"open .*/\.tmp-tokens\.i32")
+    env = hook_environment(tmp_path / "hook", output, log=log, wait_at=r"open .*/\.tmp-part-000000\.spool")
     runs = [
         subprocess.Popen(
             command("pack-sft", config, "--json"),

@@ -24,7 +24,6 @@ from schemas.canonical import canonical_hash
 from schemas.run import FileRecord, Receipt, RowLedger
 from tasks.corpus.cut import shard_bytes_for as sample_shard_bytes_for
 from tasks.corpus.selection.md5 import hash_heads, hash_rows, hash_some_rows
-from tasks.inputs.segments import part_bytes_for
 from tasks.packing.bins import pack
 from tasks.probes.rows.addresses import probe_hash, probe_hashes, src_id, train_end
 from tasks.probes.shards import shard_bytes_for as probe_shard_bytes_for
@@ -36,7 +35,7 @@ from tasks.sft.datasets.blending import blend_order
 from tasks.sft.datasets.collate import Collate
 from tasks.sft.datasets.factory import create_sft_dataset
 from tasks.sft.datasets.order import EpochOrder, SampleMapping, Share
-from tasks.sft.splits import unit_hash
+from tasks.sft.order.positions import positions, rotation
 
 
 def digest(*arrays: Any) -> str:
@@ -94,15 +93,23 @@ def test_row_ids_of_a_sample(seed: int, bucket: str, path: str, start: int, expe
     assert [hashlib.md5(one, usedforsecurity=False).hexdigest()[:16] for one in ids] == expected
 
 
-def test_split_positions_of_conversations() -> None:
-    groups = np.array([0, 1, 2, 2**63, 2**64 - 1], np.uint64)
-    assert unit_hash(groups, 42).tolist() == [
-        0.34329192209867343, 0.9504380907279257, 0.4465878737451613, 0.9581715506866649, 0.7976691066913028,
+def test_positions_of_conversations() -> None:
+    digest = np.array([0x0123456789ABCDEF, 2**64 - 1], np.uint64)
+    group = np.array([0xFEDCBA9876543210, 0], np.uint64)
+    rows = np.array([0, 7])
+    # The last four digits begin what SplitMix64's finaliser makes of 0 and 7: e220a8397b1dcdaf, 63cbe1e459320dd7.
+    assert [f"{value:016x}" for value in positions(digest, None, rows).tolist()] == [
+        "0123456789abe220", "ffffffffffff63cb",
     ]  # fmt: skip
-    assert [value.hex() for value in unit_hash(groups, 0).tolist()] == [
-        "0x1.4e0dba5e9a32fp-1", "0x1.169fb51912560p-5", "0x1.af992ce9febffp-1", "0x1.4e175dffccec8p-2",
-        "0x1.6ec16447d1958p-3",
+    assert [f"{value:016x}" for value in positions(digest, group, rows).tolist()] == [
+        "fedcba012345e220", "000000ffffff63cb",
     ]  # fmt: skip
+
+
+def test_rotations_of_seeds() -> None:
+    # The first bytes of `printf gristmill-split-42 | sha256sum`, the last two, or five with groups, cleared.
+    assert [f"{rotation(seed, False):016x}" for seed in (0, 42)] == ["50fbaf1efa980000", "2f55e7504e220000"]
+    assert [f"{rotation(seed, True):016x}" for seed in (0, 42)] == ["50fbaf0000000000", "2f55e70000000000"]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +167,11 @@ def test_packings_of_many_items(order: Any, seed: int, bins: int, expected: str)
 @pytest.mark.parametrize(
     ("sizes", "smallest", "largest"),
     [
-        (part_bytes_for, 4 << 20, 128 * (4 << 20)),
         (sample_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
         (probe_shard_bytes_for, 64 << 20, 96 * (64 << 20)),
     ],
 )
-def test_where_parts_and_shards_are_cut(sizes: Callable[[int], int], smallest: int, largest: int) -> None:
+def test_where_shards_are_cut(sizes: Callable[[int], int], smallest: int, largest: int) -> None:
     """Small inputs make one part; how large ones are cut names other files under the same run hash."""
     assert [sizes(size) for size in (0, largest, largest + 1, 2 * largest + 1)] == [
         smallest, smallest, 2 * smallest, 4 * smallest,
@@ -280,15 +286,15 @@ def digest_of_samples(samples: Iterable[Any]) -> str:
 @pytest.mark.parametrize("name", ["pack-sft", "pack-sft-memmap", "pack-sft-npy"])
 def test_samples_of_a_run(name: str, made: Callable[[str], Path]) -> None:
     with closing(create_sft_dataset(made(name), max_num_samples=150, seed=5)) as dataset:
-        assert digest_of_samples(dataset) == "62538545fb5c0779"
+        assert digest_of_samples(dataset) == "2b5ad08e1db2bdba"
     with closing(create_sft_dataset(made(name), "valid")) as dataset:
         samples = list(dataset)
-    assert digest_of_samples(samples) == "da3477f08d18848e"
+    assert digest_of_samples(samples) == "e6b050f61f0e7c03"
     batch = Collate(pad_id=1).arrays(samples[:3])
     names = (
         "tokens", "labels", "loss_mask", "position_ids", "token_count", "padding_mask", "cu_seqlens", "max_seqlen",
     )  # fmt: skip
-    assert digest(*(batch[name] for name in names)) == "336b5e3d672db91b"
+    assert digest(*(batch[name] for name in names)) == "942b899ccd01c2d8"
 
 
 def test_crops_of_a_run(made: Callable[[str], Path]) -> None:

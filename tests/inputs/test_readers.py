@@ -15,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from inputs.cutting import cut
 
 from schemas.errors import GristmillError, InputError
 from tasks.inputs import readers as module
 from tasks.inputs.files import InputFile
 from tasks.inputs.readers import BATCH_ROWS, RowFault, read_rows
-from tasks.inputs.segments import Segment, cut, format_of
+from tasks.inputs.segments import Segment, format_of
 
 Rows = list[tuple[int, Any]]
 

@@ -14,7 +14,9 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/packing/next_fit.py": ("tests/packing/test_kernels.py", "tests/packing/test_packing.py"),
     },
     "planning": {
-        "tasks/sft/plan.py": ("tests/sft/test_plan.py",),
+        "tasks/sft/order/cuts.py": ("tests/sft/test_cuts.py",),
+        "tasks/sft/order/fit.py": ("tests/sft/test_pack.py",),
+        "tasks/sft/order/interval.py": ("tests/sft/test_pack.py",),
         "tasks/probes/shards.py": ("tests/probes/test_probe_shards.py",),
         "tasks/corpus/cut.py": ("tests/corpus/test_cut.py",),
     },

@@ -106,7 +106,7 @@ def test_a_plain_file_is_cut_at_line_ends_and_gives_the_same_records(
 ) -> None:
     (tmp_path / "a.ndjson").write_bytes(lines(fifty()))
     whole, _ = build_serially(config_of(tmp_path / "a.ndjson", tmp_path / "whole", **ATLAS))
-    monkeypatch.setattr("tasks.probes.inventory._PART_ROWS", 32)
+    monkeypatch.setattr("tasks.inputs.parts.SMALLEST_PIECE", 3000)
     parts, _ = build_serially(config_of(tmp_path / "a.ndjson", tmp_path / "parts", **ATLAS))
     assert raw_records(tmp_path / "parts" / "latest") == raw_records(tmp_path / "whole" / "latest")
     assert parts.ledger == whole.ledger

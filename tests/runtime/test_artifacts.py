@@ -118,7 +118,9 @@ def test_sampled_bins_mark_what_is_trained(told: dict[str, Run]) -> None:
 def test_what_was_found_done_is_told_apart(told: dict[str, Run]) -> None:
     for name, executed, cached in (("first", "1", "0"), ("again", "0", "1")):
         reuse = rows_of(told[name].text("pack-sft-summary"), "Tasks run and reused")
-        assert reuse == [[step, "1", executed, cached] for step in ("screen", "tokenize", "plan", "write")]
+        assert reuse == [
+            [step, "1", executed, cached] for step in ("screen", "tokenize", "cut", "pack", "validate")
+        ]
 
 
 def test_a_run_that_drifted_fails_with_the_reason_and_shows_it(told: dict[str, Run]) -> None:

@@ -26,7 +26,7 @@ def run_stage(shown: list[tuple[float, str]], clock: Clock, tasks: int, each_s: 
     with Stage("write", tasks, lambda percent, text: shown.append((percent, text)), clock) as stage:
         for number in range(tasks):
             clock.now += each_s
-            stage.advance(f"write {number}", None, reused=number == 0)
+            stage.advance(f"write {number}", [None], reused=number == 0)
 
 
 def test_the_artifact_moves_at_most_once_a_second_and_ends_full() -> None:
@@ -43,7 +43,7 @@ def test_the_artifact_moves_at_most_once_a_second_and_ends_full() -> None:
 def test_a_failed_stage_shows_how_far_it_came() -> None:
     shown: list[tuple[float, str]] = []
     with pytest.raises(ValueError), Stage("write", 4, lambda *said: shown.append(said), Clock()) as stage:
-        stage.advance("write 0", None, reused=False)
+        stage.advance("write 0", [None], reused=False)
         raise ValueError
     assert shown == [(25.0, "write: 1 of 4")]
 
@@ -58,13 +58,13 @@ def test_one_line_a_task_says_what_it_made(
         files=(FileRecord(path="stages/x/y", bytes=2_500_000, sha256="0" * 64),),
         ledger=RowLedger(rows_in=1_200, rows_used=1_197, rejected={"bad": 3}),
     )
-    assert described(receipt) == "1,200 rows, 3 rejected, 2.5 MB"
+    assert described([receipt]) == "1,200 rows, 3 rejected, 2.5 MB"
     log = logging.Logger("alone")
     log.addHandler(caplog.handler)
     monkeypatch.setattr("tasks.runtime.progress.log", log)
     with Stage("write", 2) as stage:
-        stage.advance("write a 1/2", receipt, reused=True)
-        stage.advance("write a 2/2", receipt, reused=False)
+        stage.advance("write a 1/2", [receipt], reused=True)
+        stage.advance("write a 2/2", [receipt], reused=False)
     assert caplog.messages == [
         "write a 1/2: re-used",
         "write a 2/2: 1,200 rows, 3 rejected, 2.5 MB",
@@ -103,9 +103,9 @@ def test_a_terminal_gets_bars_and_log_lines_above_them(monkeypatch: pytest.Monke
         with showing_progress(stream):
             assert handler not in root.handlers
             with Stage("write", 2) as stage:
-                stage.advance("write 0", None, reused=True)
+                stage.advance("write 0", [None], reused=True)
                 logging.getLogger("gristmill.test").warning("said [bold]in[/bold] between")
-                stage.advance("write 1", None, reused=False)
+                stage.advance("write 1", [None], reused=False)
         assert handler in root.handlers
     finally:
         root.removeHandler(handler)
@@ -116,5 +116,5 @@ def test_a_terminal_gets_bars_and_log_lines_above_them(monkeypatch: pytest.Monke
 def test_a_pipe_gets_lines_without_escapes() -> None:
     stream = io.StringIO()
     with showing_progress(stream), Stage("plan", 1) as stage:
-        stage.advance("plan", None, reused=False)
+        stage.advance("plan", [None], reused=False)
     assert stream.getvalue().startswith("plan: 1 in ") and "\x1b" not in stream.getvalue()

@@ -63,6 +63,7 @@ def job(root: Path, *stages: str, cuts: list[tuple[int, int]] | None = None, **p
         spool_stages=stages,
         source_files=tuple(("in.jsonl",) for _ in stages),
         split="train",
+        packing="e" * 16,
         first_shard=0,
         end_shard=len(cuts),
         seed=1,

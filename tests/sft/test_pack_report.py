@@ -56,19 +56,19 @@ def counts(chart: Chart) -> tuple[list[str], list[int]]:
     return list(chart.labels), [int(value) for value in chart.series[0].values]
 
 
-@pytest.mark.parametrize("block", [1 << 20, 37])
+@pytest.mark.parametrize("shard_tokens", [1 << 20, 4_000])
 @pytest.mark.parametrize("pack", [{"size": 200}, {"size": 96, "count": "stored", "overflow": "split"}])
 def test_histograms_count_what_is_in_the_shards(
-    block: int,
+    shard_tokens: int,
     pack: dict[str, Any],
     source: Path,
     small_tokenizer: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.sft.report._BLOCK_ITEMS", block)
     splits = {"train": 0.8, "valid": 0.2, "test": 0}
-    config = config_of(tmp_path, source, small_tokenizer, pack=pack, splits=splits)
+    storage = {"shard_tokens": shard_tokens}
+    config = config_of(tmp_path, source, small_tokenizer, pack=pack, splits=splits, storage=storage)
 
     report = reported(config, monkeypatch)
 

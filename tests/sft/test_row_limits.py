@@ -12,7 +12,7 @@ from support import chat, write_jsonl
 
 from schemas.sft import DatasetConfig, TokenizerConfig, TrainOn
 from tasks.inputs.files import resolve
-from tasks.inputs.segments import cut
+from tasks.inputs.segments import whole_file
 from tasks.run.rejects import REJECTS
 from tasks.sft import screen
 from tasks.sft.chat import masks
@@ -51,7 +51,8 @@ def job_of(
 ) -> TokenizeJob:
     source = write_jsonl(folder / "chats.jsonl", rows)
     tokenizer = TokenizerConfig(path=str(tokenizer_folder), chat_template=template or None)
-    [segment] = cut(resolve(str(source)), source.stat().st_size)
+    [file] = resolve(str(source))
+    segment = whole_file(file, "jsonl")
     return TokenizeJob(
         output_dir=str(folder / "out"),
         stage="0123456789abcdef",

@@ -293,4 +293,4 @@ def test_a_finished_check_is_not_made_again(small_tokenizer: Path, tmp_path: Pat
     _, first = mill_serially(config_of(tmp_path / "out", source, small_tokenizer))
     _, second = mill_serially(config_of(tmp_path / "out", source, small_tokenizer, pack={"size": 64}))
     assert "screen" in {name for name, _ in first.executed}
-    assert {name for name, _ in second.executed} == {"plan", "write"}
+    assert {name for name, _ in second.executed} == {"pack", "validate"}

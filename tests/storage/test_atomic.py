@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crashes import record
 
 from schemas.errors import InputError, StorageError
 from tasks.inputs.fingerprint import Fingerprints, check_unchanged
+from tasks.inputs.survey import Survey, survey_here
 from tasks.storage.atomic import AtomicFile, link_file, swap_symlink, write_file
 from tasks.storage.names import make_folder
 
@@ -112,6 +114,10 @@ def test_a_symlink_is_swapped(tmp_path: Path) -> None:
         assert (tmp_path / "latest").readlink() == Path(target)
 
 
+def digests(prints: Fingerprints, paths: list[Path], survey: Survey = survey_here) -> list[str]:
+    return [content.digest for content in prints.contents(paths, survey)]
+
+
 def settled(path: Path, content: bytes) -> Path:
     """A file whose times lie far enough back to be remembered."""
     path.write_bytes(content)
@@ -125,23 +131,21 @@ def test_digests_are_remembered_until_the_file_changes(
     monkeypatch.setattr("tasks.inputs.fingerprint._SETTLED_NS", -(10**18))
     path, memo = settled(tmp_path / "in.jsonl", b"one"), tmp_path / "memo.json"
     first = Fingerprints(memo)
-    assert first.digests([path]) == [hashlib.sha256(b"one").hexdigest()]
+    assert digests(first, [path]) == [hashlib.sha256(b"one").hexdigest()]
     first.save()
 
-    def unexpected(path: Path) -> str:
-        raise AssertionError(f"hashed {path} again")
+    def unexpected(blocks: Any) -> Any:
+        raise AssertionError(f"read {blocks} again")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("tasks.inputs.fingerprint.sha256_of", unexpected)
-        assert Fingerprints(memo).digests([path]) == [hashlib.sha256(b"one").hexdigest()]
+    assert digests(Fingerprints(memo), [path], unexpected) == [hashlib.sha256(b"one").hexdigest()]
     settled(path, b"two")
-    assert Fingerprints(memo).digests([path]) == [hashlib.sha256(b"two").hexdigest()]
+    assert digests(Fingerprints(memo), [path]) == [hashlib.sha256(b"two").hexdigest()]
 
 
 def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"one")
     fingerprints = Fingerprints(tmp_path / "memo.json")
-    fingerprints.digests([tmp_path / "in.jsonl"])
+    digests(fingerprints, [tmp_path / "in.jsonl"])
     fingerprints.save()
     assert not (tmp_path / "memo.json").exists()
 
@@ -149,13 +153,15 @@ def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
 def test_a_torn_memo_is_an_empty_memo(tmp_path: Path) -> None:
     (tmp_path / "memo.json").write_bytes(b'{"half')
     path = settled(tmp_path / "in.jsonl", b"one")
-    assert Fingerprints(tmp_path / "memo.json").digests([path, path])[1] == hashlib.sha256(b"one").hexdigest()
+    assert (
+        digests(Fingerprints(tmp_path / "memo.json"), [path, path])[1] == hashlib.sha256(b"one").hexdigest()
+    )
 
 
 def test_a_changed_input_is_noticed(tmp_path: Path) -> None:
     path = settled(tmp_path / "in.jsonl", b"one")
     fingerprints = Fingerprints(tmp_path / "memo.json")
-    fingerprints.digests([path])
+    digests(fingerprints, [path])
     check_unchanged(fingerprints.identities())
     path.write_bytes(b"two")
     with pytest.raises(InputError) as caught:

@@ -289,7 +289,7 @@ def _manifest(room: Room) -> None:
         ("validate", out),
         ("runs", out),
         ("inspect", out),
-        ("diff", out, work.base),
+        ("inspect", out, "--rows", "1"),
         ("prune", out),
     ):
         if command[0] == "validate" or room.rng.random() < 0.4:

@@ -32,6 +32,10 @@ class Pieces:
     skipped: Ints
     length: Ints
 
+    def only(self, kept: NDArray[np.bool_]) -> Pieces:
+        """Return some of the pieces."""
+        return Pieces(self.sequence[kept], self.skipped[kept], self.length[kept])
+
 
 def longest_stored(pack_config: PackConfig) -> int:
     """Return the length of the longest sequence that fits a bin, in stored tokens including padding.
@@ -79,7 +83,7 @@ def fit(
         cut = np.flatnonzero(over[pieces.sequence])
         good = np.ones(len(pieces.length), bool)
         good[cut] = trained(pieces.sequence[cut], pieces.skipped[cut], pieces.length[cut])
-        pieces = Pieces(pieces.sequence[good], pieces.skipped[good], pieces.length[good])
+        pieces = pieces.only(good)
     left = np.zeros(len(length), bool)
     left[pieces.sequence] = True
     counts["sequences_dropped"] = int((~left).sum())
@@ -111,3 +115,15 @@ def _cut(length: Ints, over: NDArray[np.bool_], longest: int, overflow: Overflow
         skipped,
         np.minimum(np.repeat(length, pieces) - skipped, longest),
     )
+
+
+def first_rows(length: Ints, row: Ints, rows: int, most_tokens: int) -> NDArray[np.bool_]:
+    """Mark rows, from the first, whose pieces together come as close as can be to `most_tokens`: bool[rows].
+
+    >>> pieces, row = np.array([10, 10, 10, 30]), np.array([0, 0, 1, 2])
+    >>> [first_rows(pieces, row, 3, most).tolist() for most in (9, 24, 41)]
+    [[False, False, False], [True, False, False], [True, True, False]]
+    """
+    before = np.concatenate(([0], np.cumsum(np.bincount(row, length, rows).astype(np.int64))))
+    marked: NDArray[np.bool_] = np.arange(rows) < int(np.abs(before - most_tokens).argmin())
+    return marked

@@ -6,19 +6,18 @@ from contract.word_counts.count import CountJob
 from contract.word_counts.identity import DOMAIN
 from contract.word_counts.schema import CountWordsConfig
 
-from tasks.inputs.segments import cut, group, part_bytes_for
+from tasks.inputs.segments import parts_of
 from tasks.run.contract import absolute_root
 from tasks.run.identity import Identity, Source
 
 # Small, so that a few rows give several parts.
-_PART_BYTES = 2_000
+_GROUP_BYTES = 2_000
 
 
 def count_jobs(config: CountWordsConfig, identity: Identity[Source]) -> list[CountJob]:
     """One job for each part; its key holds the digests of the files that it reads, and nothing else."""
     [source] = identity.sources
     digests = dict(zip((file.name for file in source.files), source.digests, strict=True))
-    part_bytes = min(_PART_BYTES, part_bytes_for(sum(file.bytes for file in source.files)))
     return [
         CountJob(
             output_dir=absolute_root(config),
@@ -29,5 +28,5 @@ def count_jobs(config: CountWordsConfig, identity: Identity[Source]) -> list[Cou
             label=segments[0].name,
             seen=identity.seen_of(segment.path for segment in segments),
         )
-        for segments in group(cut(source.files, part_bytes), part_bytes)
+        for segments in parts_of(source.files, source.cuts, _GROUP_BYTES)
     ]

@@ -1,0 +1,1 @@
+"""Look into source files: what is in them, and which of their rows are wanted."""
