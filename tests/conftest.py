@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Before anything imports prefect or transformers: no network, no usage data, no progress on the terminal.
 quiet_environment()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Shells let a job in the background ignore Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Test helpers are importable from here, in this process and in the ones it spawns.
 _TESTS = str(Path(__file__).resolve().parent)
 sys.path.insert(0, _TESTS)

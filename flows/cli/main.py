@@ -317,6 +317,7 @@ def entry() -> int:
     except OSError:
         # The error has been reported as far as possible; Python would report it again at exit.
         write_to_nowhere([stream.fileno() for stream in _streams()])
-    if stopping.unsent:
+    # Python would wait for threads in the middle of a file; those of an interrupted command only read.
+    if stopping.unsent or code == INTERRUPTED:
         stopping.end_now(code)
     return code

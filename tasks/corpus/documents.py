@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from schemas.corpus import OWN_COLUMNS
 from schemas.verdict import Verdict
 from tasks.inputs.columns import check_columns, is_text
+from tasks.storage.threads import map_threads
 
 _COLUMNS = dict.fromkeys(OWN_COLUMNS, (is_text, "string"))
 
@@ -24,8 +24,7 @@ def validate_documents(shards: Sequence[Path], kind: str, where: str) -> Verdict
     Returns:
         A verdict with the counts `shards` and `rows`.
     """
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        checked = list(pool.map(lambda shard: check_columns(shard, _COLUMNS), shards))
+    checked = map_threads(lambda shard: check_columns(shard, _COLUMNS), shards, os.cpu_count() or 1)
     return Verdict(
         path=where,
         kind=kind,

@@ -7,7 +7,6 @@ that of 100,000 files a new one costs no more than those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +19,7 @@ from tasks.inputs.files import InputFile
 from tasks.inputs.parts import grouped
 from tasks.run.contract import Job, absolute_root
 from tasks.run.identity import Identity
+from tasks.storage.threads import map_threads
 
 _NAMED = 20
 # About so much of a file is read to know its row groups.
@@ -195,8 +195,8 @@ def look_into(job: InventoryJob) -> Receipt:
     Raises:
         InputError: `unreadable`: the system refuses to read a file.
     """
-    with ThreadPoolExecutor(min(job.io_workers, len(job.files))) as pool:
-        found = list(pool.map(lambda file: look(file.path, job.dataset, job.thorough), job.files))
+    workers = min(job.io_workers, len(job.files))
+    found = map_threads(lambda file: look(file.path, job.dataset, job.thorough), job.files, workers)
     return job.receipt([], statistics={"files": found})
 
 

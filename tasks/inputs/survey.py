@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from schemas.errors import InputError, remedy
 from tasks.inputs.parts import LARGEST_PIECE, Cut, group_cuts, is_small, line_cuts, piece_bytes
 from tasks.storage.reading import open_ranges
+from tasks.storage.threads import map_threads
 
 BLOCK_BYTES = LARGEST_PIECE
 # Read without help: to start tasks for less takes longer. To open a file takes as long as to read some of it.
@@ -113,8 +113,7 @@ def survey_here(blocks: Sequence[Block]) -> list[BlockContent]:
     """
     if len(blocks) < 2:
         return [read_block(block) for block in blocks]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(read_block, blocks))
+    return map_threads(read_block, blocks, min(8, os.cpu_count() or 1))
 
 
 def are_few(blocks: Sequence[Block]) -> bool:

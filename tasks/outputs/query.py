@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _MOST_VALUES = 5_000_000
 _FETCHED_ROWS = 10_000
 # Bytes on disk for each byte of memory.
 _SPILL_FACTOR = 10
-_INTERRUPT_S = 0.05
+_INTERRUPT_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -169,23 +170,41 @@ def _in_time(connection: Any, work: Callable[[], Answer], timeout_s: float) -> A
     Raises:
         ConfigError: `query_timeout`.
     """
-    # In a thread of its own: DuckDB notices Ctrl-C only between its tasks, which may take minutes.
-    with ThreadPoolExecutor(1) as aside:
-        answer = aside.submit(work)
+    outcome: list[Answer | BaseException] = []
+    ended = threading.Event()
+    # Taken by the query as it begins, or here so that it does not; an interrupt may come before its thread runs.
+    turn = threading.Lock()
+
+    def run() -> None:
+        if not turn.acquire(blocking=False):
+            return
         try:
-            wait([answer], timeout_s)
-            if answer.done():
-                return answer.result()
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+        ended.set()
+
+    try:
+        # In a thread of its own: DuckDB notices Ctrl-C only between its tasks, which may take minutes. Not joined:
+        # Python 3.11 takes a thread for ended if Ctrl-C interrupts the join.
+        threading.Thread(target=run, name="query", daemon=True).start()
+        ended.wait(timeout_s)
+        if not outcome:
             raise ConfigError(
                 f"the query took more than {timeout_s:g} s; select less, or raise --sql-timeout",
                 code="query_timeout",
                 where="--sql",
             )
-        finally:
+        [answer] = outcome
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+    finally:
+        if not turn.acquire(blocking=False):
             # Again and again: between two statements or batches, an interrupt is lost.
-            while not answer.done():
+            while not outcome:
                 connection.interrupt()
-                wait([answer], _INTERRUPT_S)
+                time.sleep(_INTERRUPT_S)
 
 
 @contextlib.contextmanager

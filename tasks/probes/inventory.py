@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tasks.probes.rows.reading import read_raw
 from tasks.probes.rows.values import is_number, looks_like_number, texts_of
 from tasks.run.identity import Identity, Source
 from tasks.storage.parquet import PARQUET_ERRORS, open_parquet
+from tasks.storage.threads import map_threads
 
 _NAMED = 20
 # Text of about one row.
@@ -69,8 +69,7 @@ def take_inventory(config: BuildProbeRowsConfig, identity: Identity[Source]) -> 
         InputError: `bad_files`: files cannot be used, all of them named; `empty_input`: no file has rows.
     """
     [source] = identity.sources
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        looked = list(pool.map(lambda file: _look(file, config), source.files))
+    looked = map_threads(lambda file: _look(file, config), source.files, min(8, os.cpu_count() or 1))
     faults = [
         f"{file.name}: {found}"
         for file, found in zip(source.files, looked, strict=True)

@@ -142,6 +142,7 @@ def test_a_query_ends_when_its_time_is_up(files: list[Path]) -> None:
 def test_ctrl_c_ends_a_query_at_once() -> None:
     code = (
         "import os, signal, threading\n"
+        "import duckdb\n"
         "from tasks.outputs.query import run_query\n"
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         f"try: run_query({SLOW!r}, {{}}, {{}})\n"
@@ -151,6 +152,51 @@ def test_ctrl_c_ends_a_query_at_once() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+# Raises KeyboardInterrupt at the first line of the waiting, then at the second, and so on, until a query has come so
+# far that it is out of time.
+AT_EVERY_LINE = f"""
+import sys, threading
+from schemas.errors import ConfigError
+from tasks.outputs import query
+
+def interrupt_at(number):
+    seen, late = 0, False
+    def trace(frame, event, what):
+        nonlocal seen, late
+        if frame.f_code is not query._in_time.__code__:
+            return None
+        late |= event == "exception" and what[0] is ConfigError
+        seen += event == "line" and not late
+        if seen == number and not late:
+            raise KeyboardInterrupt
+        return trace
+    sys.settrace(trace)
+    try:
+        query.run_query({SLOW!r}, {{}}, {{}}, limits=query.Limits(timeout_s=0.1))
+    except KeyboardInterrupt:
+        return True
+    except ConfigError:
+        return False
+    finally:
+        sys.settrace(None)
+
+number = 1
+while interrupt_at(number):
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.ident is not None:
+            thread.join(10)
+            assert not thread.is_alive(), number
+    number += 1
+print(number)
+"""
+
+
+def test_ctrl_c_ends_a_query_at_any_moment() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EVERY_LINE], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert int(done.stdout) > 5
 
 
 def test_copying_the_tables_needs_memory_too(files: list[Path]) -> None:

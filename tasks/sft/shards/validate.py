@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from tasks.sft.shards.find import open_shard
 from tasks.sft.shards.invariants import OURS_ONLY, check_bins
 from tasks.sft.shards.memmap_reader import MemmapShard
 from tasks.sft.shards.shard import BadShardError, Shard
+from tasks.storage.threads import map_threads
 
 
 def validate_shards(
@@ -37,8 +37,9 @@ def validate_shards(
         workers: shards read at the same time; by default the number of cores.
         check_digests: compare the digests that memmap and npy shards state; the manifest of a run has them, too.
     """
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        results = list(pool.map(lambda path: validate_shard(path, check_digests), paths))
+    results = map_threads(
+        lambda path: validate_shard(path, check_digests), paths, workers or os.cpu_count() or 1
+    )
     counts: dict[str, int] = {"files": len(paths)}
     faults: list[Fault] = []
     for verdict in results:
