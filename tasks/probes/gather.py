@@ -34,8 +34,8 @@ from tasks.run.memory import release_memory
 SHARD = "part-000000.arrayrecord"
 # Ranges read at the same time.
 _READERS = 4
-# Measurements that one range of each run is read for, about 16 MB: several portions.
-_READ_ROWS = 1 << 20
+# Measurements that one range of each run is read for, about 8 MB: two portions.
+_READ_ROWS = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
