@@ -212,14 +212,17 @@ def _pack_split(
     shards = int(cut.statistics["shards"][split])
     batch = _shards_of_job(shards, len(spools), config.storage.shard_tokens)
     said = spools[0].statistics
+    # One tuple for all jobs: there may be tens of thousands of spools.
+    stages = tuple(receipt.stage for receipt in spools)
+    source_files = tuple(tuple(receipt.statistics["source_files"]) for receipt in spools)
     jobs = tuple(
         PackJob(
             output_dir=absolute_root(config),
             stage=stage,
             part=part,
             cut_stage=cut.stage,
-            spool_stages=tuple(receipt.stage for receipt in spools),
-            source_files=tuple(tuple(receipt.statistics["source_files"]) for receipt in spools),
+            spool_stages=stages,
+            source_files=source_files,
             repeats_stage=repeats[0].stage if repeats else "",
             repeats_parts=len(repeats),
             split=split,
