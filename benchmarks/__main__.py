@@ -28,6 +28,7 @@ BENCHMARKS = (
     "probes",
     "probe_loader",
     "scale",
+    "growth",
 )
 
 
