@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.errors import InputError
-from tasks.inputs.columns import as_text
+from tasks.inputs.columns import as_text, is_bytes, is_text
 from tasks.inputs.native import panics_are_errors
 from tasks.storage.parquet import open_parquet, parquet_faults
 from tasks.storage.parquet_batches import parquet_batches
@@ -104,6 +104,11 @@ def _read(shard: Path) -> Iterator[pa.RecordBatch]:
                 f"the shard has no single column 'text' (columns: {', '.join(names[:10])})",
                 code="missing_column",
                 where=str(shard),
+            )
+        kind = file.schema_arrow.field("text").type
+        if not (is_text(kind) or is_bytes(kind)):
+            raise InputError(
+                f"the column 'text' is {kind}, not string or binary", code="bad_column", where=str(shard)
             )
         columns = ["text", *(name for name in _LABELS if names.count(name) == 1)]
         for batch in parquet_batches(file, range(file.num_row_groups), columns, _BATCH_ROWS):

@@ -211,3 +211,12 @@ def test_bad_samples(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         train(tokenizer_config(tmp_path / "in", tmp_path / "out"))
     assert caught.value.code == "missing_column"
+
+
+def test_a_text_column_of_another_type_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "x.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"text": pa.array([{"a": None}])}), path)
+    with pytest.raises(InputError) as caught:
+        train(tokenizer_config(path.parent, tmp_path / "out"))
+    assert (caught.value.code, caught.value.where) == ("bad_column", str(path))

@@ -150,9 +150,9 @@ def _damage(room: Room, path: Path, alike: list[Path], name: str, elsewhere: Pat
             _write(path, content)
             return len(content) == len(data)
     if name == "flip":
-        # The size that a link has had is of what it leads to.
+        # A file in place of a link is taken for a copy of what the link leads to, by its size alone too.
         _write(path, _flip(room, data))
-        return not is_link and path.stat().st_size == len(data)
+        return path.stat().st_size == len(data)
     _DAMAGES[name](room, path, data, elsewhere)
     return False
 
