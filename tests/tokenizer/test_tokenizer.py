@@ -115,7 +115,7 @@ def test_pack_sft_follows_the_tokenizer_by_content(sample: Path, tmp_path: Path)
     for size in (600, 700):
         train(tokenizer_config(sample, tmp_path / "tok", vocabulary_size=size))
         manifest, serial = mill_serially(config_of(tmp_path / "sft", source, tmp_path / "tok" / "tokenizer"))
-        assert [task for task, _ in serial.executed] == ["screen", "tokenize", "plan", "write"]
+        assert [task for task, _ in serial.executed] == ["screen", "tokenize", "cut", "pack", "validate"]
         hashes.append(manifest.run_hash)
     assert hashes[0] != hashes[1]
 
