@@ -36,7 +36,7 @@ from schemas.sft_fields import Dialect, FieldMapping
 
 FLOW = "pack-sft"
 # Enters every hash; raised when the same configuration would give other bytes, defaults included.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # What trainers open: names at the top of the output directory, and their targets.
 BLEND = "blend.json"

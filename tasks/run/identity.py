@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
@@ -137,14 +137,17 @@ def fingerprint(
     contents = iter(memo.contents((file.path for source in sources for file in source.files), survey))
     if Path(output_dir, STAGES).is_dir():
         memo.save()
-    return tuple(
-        _with(source, [next(contents) for _ in source.files]) for source in sources
-    ), memo.identities()
+    seen = memo.identities()
+    return tuple(_with(source, [next(contents) for _ in source.files], seen) for source in sources), seen
 
 
-def _with(source: S, contents: Sequence[FileContent]) -> S:
+def _with(source: S, contents: Sequence[FileContent], seen: Mapping[str, Sequence[int]]) -> S:
+    # A file may have grown since it was listed: its size is that of what was hashed.
+    files = tuple(dataclasses.replace(file, bytes=seen[str(file.path)][1]) for file in source.files)
     digests = tuple(content.digest for content in contents)
-    return dataclasses.replace(source, digests=digests, cuts=tuple(content.cuts for content in contents))
+    return dataclasses.replace(
+        source, files=files, digests=digests, cuts=tuple(content.cuts for content in contents)
+    )
 
 
 def refuse_own_output(source: Source, output_dir: Path, published: Iterable[str] = ()) -> None:

@@ -7,7 +7,7 @@ A reject file is Parquet with `source_file string, row int64, reason string, det
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from schemas.run import FileRecord, Receipt
@@ -16,6 +16,7 @@ from tasks.storage.names import remove_path
 
 # The reject file of a job, in its stage folder; and the folder of a run that publishes them.
 REJECTS = "rejects.parquet"
+_STEM = "rejects"
 REJECTS_FOLDER = "rejects"
 
 _DETAIL_CHARACTERS = 500
@@ -41,7 +42,16 @@ class RowRejected(Exception):  # noqa: N818 - a verdict on one row, caught per r
 
 def reject_files(receipt: Receipt) -> Iterator[FileRecord]:
     """Return the reject file of a job, if it rejected a row."""
-    return (record for record in receipt.files if record.path.endswith(f"/{REJECTS}"))
+    return (record for record in receipt.files if PurePosixPath(record.path).name.startswith(_STEM))
+
+
+def rejects_of(part: int) -> str:
+    """Return the name of the reject file of a job that shares its stage folder with others.
+
+    >>> rejects_of(7)
+    'rejects-000007.parquet'
+    """
+    return f"{_STEM}-{part:06d}.parquet"
 
 
 def reject_links(named: Iterable[tuple[str, Receipt]]) -> dict[str, FileRecord]:

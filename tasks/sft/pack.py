@@ -21,7 +21,7 @@ from tasks.packing.arrays import lengths_to_offsets, ranges
 from tasks.packing.bins import Packing, pack
 from tasks.run.contract import Job
 from tasks.run.layout import stage_folder
-from tasks.run.rejects import REJECTS, RejectWriter
+from tasks.run.rejects import RejectWriter, rejects_of
 from tasks.sft.cut import read_cuts
 from tasks.sft.order.fit import OVERFLOW_COUNTS, Pieces, first_rows, fit, padded_length
 from tasks.sft.order.interval import Window, duplicates, rows_of, shifted
@@ -93,7 +93,7 @@ def pack_shards(job: PackJob) -> Receipt:
     turn = rotation(job.seed, job.grouped)
     made = _Made()
     with (
-        RejectWriter(job.folder / REJECTS) as rejects,
+        RejectWriter(job.folder / rejects_of(job.part)) as rejects,
         Window(job.root, job.spool_stages, edges, turn, job.folder) as window,
     ):
         for number in range(job.first_shard, job.end_shard):

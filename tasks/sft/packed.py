@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from schemas.run import FileRecord, Receipt, RowLedger
-from schemas.sft import PackSftConfig
+from schemas.sft import Mix, PackSftConfig
 from tasks.report.numbers import counted, share
 from tasks.sft.datasets.blending import normalised
 from tasks.sft.order.fit import OVERFLOW_COUNTS
@@ -293,7 +293,11 @@ def _warnings(run: PackedRun) -> Iterator[str]:
             continue
         for name in names:
             yield f"the split {split} has nothing from the data set {name}: {_fate(run, split, name)}"
-    cut, tokens = statistics["tokens_cut"], statistics["tokens"] - statistics["padding_tokens"]
+    # Of everything that was packed: a mixture may leave some of it out.
+    cut, tokens = (
+        statistics["tokens_cut"],
+        sum(tokens_of(shard) for entry in run.made for shard in entry.packed),
+    )
     if cut:
         pack = run.config.pack
         yield (
@@ -303,7 +307,8 @@ def _warnings(run: PackedRun) -> Iterator[str]:
         )
     if empty := statistics["empty_answers"]:
         yield f"{counted(empty, 'empty assistant turn')} in the input; drop_empty: true rejects such conversations"
-    yield from _weights(splits.get("train", {}))
+    if run.config.mix is Mix.NATURAL:
+        yield from _weights(splits.get("train", {}))
 
 
 def _fate(run: PackedRun, split: str, dataset: str) -> str:
@@ -315,6 +320,8 @@ def _fate(run: PackedRun, split: str, dataset: str) -> str:
         for receipt in entry.receipts
         if receipt.ledger is not None
     )
+    if any(entry.not_selected for entry in run.made if (entry.split, entry.dataset) == (split, dataset)):
+        return "its share is less than half a conversation"
     return f"none of its {counted(rows, 'conversation')} fitted" if rows else "no conversation fell into it"
 
 

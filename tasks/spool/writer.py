@@ -27,8 +27,8 @@ class SpoolWriter:
     Args:
         path: of the spool.
         record: dtype of a record, see `tasks.spool.layout`; payload: dtype of an item.
-        same: fields that tell which records stand for the same items; records that agree in them, and in their
-            position up to its lower 16 bits, share them. Empty: none do.
+        same: fields that tell which records may stand for the same items; records that agree in them, in their
+            position up to its lower 16 bits and in their items share these. Empty: none do.
 
     Raises:
         StorageError: the file cannot be written.
@@ -58,6 +58,7 @@ class SpoolWriter:
         order = np.argsort(records["position"], kind="stable")
         records, arrived, lengths = records[order], arrived[order], lengths[order]
         owner = _owners(records, self._same)
+        self._check_owners(owner, arrived, lengths)
         own = owner == np.arange(len(records))
         distinct = np.where(own, lengths, np.uint64(0))
         records["start"] = (np.cumsum(distinct) - distinct)[owner]
@@ -66,6 +67,22 @@ class SpoolWriter:
         write_sections(self._file, records, distinct, self._payload.itemsize)
         self._stack.close()
         return self._file.record(root)
+
+    def _check_owners(
+        self, owner: NDArray[np.int64], arrived: NDArray[np.uint64], lengths: NDArray[np.uint64]
+    ) -> None:
+        """Let every record own its items unless its owner's are the very same: a digest may leave something out."""
+        size = self._payload.itemsize
+
+        def items(record: int) -> bytes:
+            content = bytearray(int(lengths[record]) * size)
+            self._items.read_into(content, int(arrived[record]) * size)
+            return bytes(content)
+
+        for record in np.flatnonzero(owner != np.arange(len(owner))).tolist():
+            first = int(owner[record])
+            if lengths[record] != lengths[first] or items(record) != items(first):
+                owner[record] = record
 
     def _copy(self, starts: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> None:
         """Copy items from the order in which they came into that of their records."""

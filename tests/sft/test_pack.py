@@ -142,7 +142,7 @@ def test_overflow_truncate_keeps_what_still_trains(tmp_path: Path) -> None:
     assert receipt.ledger is not None
     assert receipt.ledger.rejected == {"no_trained_token_in_pack_size": 1}
     assert (receipt.statistics["sequences_truncated"], receipt.statistics["sequences_dropped"]) == (1, 1)
-    rejects = pq.read_table(stage_folder(tmp_path, plan.stage) / "rejects.parquet").to_pylist()
+    rejects = pq.read_table(stage_folder(tmp_path, plan.stage) / "rejects-000000.parquet").to_pylist()
     assert [(r["source_file"], r["row"], r["reason"]) for r in rejects] == [
         ("in.jsonl", 1, "no_trained_token_in_pack_size")
     ]
@@ -215,7 +215,7 @@ def test_a_failed_shard_leaves_nothing(tmp_path: Path) -> None:
 
 def told(root: Path, plan_job: PackJob) -> list[tuple[str, int, str, str]]:
     """The rejected rows of a plan."""
-    path = stage_folder(root, plan_job.stage) / "rejects.parquet"
+    path = stage_folder(root, plan_job.stage) / "rejects-000000.parquet"
     return [(r["source_file"], r["row"], r["reason"], r["detail"]) for r in pq.read_table(path).to_pylist()]
 
 
@@ -257,7 +257,7 @@ def test_every_lost_row_is_named_with_its_file(tmp_path: Path) -> None:
     assert receipt.ledger == RowLedger(rows_in=4, rows_used=2, rejected={"over_long": 2})
     assert receipt.statistics["sequences_dropped"] == 4
     assert statistics_of(receipt, 10)["sequences"] == 2
-    assert [record.path for record in receipt.files][-1] == f"stages/{plan.stage}/rejects.parquet"
+    assert [record.path for record in receipt.files][-1] == f"stages/{plan.stage}/rejects-000000.parquet"
 
 
 def test_a_row_is_counted_in_the_split_it_falls_into(tmp_path: Path) -> None:
