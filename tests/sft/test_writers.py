@@ -268,7 +268,7 @@ class TestMemmap(Announced):
         assert json.loads((path / "manifest.json").read_bytes()) == {
             "version": "1.0", "format": "memmap_padded_v1", "num_bins": 2, "pack_size": 4096, "row_width": 3,
             "dtype": "<i4", "loss_mask_dtype": "<u1", "index_dtype": "<u4", "bins_written": 2,
-            "gristmill.format_version": "2", "gristmill.count": "runtime",
+            "gristmill.format_version": "3", "gristmill.count": "runtime",
             "gristmill.tokenizer_sha256": "ab" * 32, "gristmill.vocabulary_size": "100",
             **{f"gristmill.sha256.{name}": digest for name, digest in digests.items()},
         }  # fmt: skip
