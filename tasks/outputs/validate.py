@@ -13,11 +13,12 @@ from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
 from tasks.run.find import Found, Kind, copied_names, find, find_uri, local_path
 from tasks.run.history import pointer_faults, published_faults, unlisted_files
-from tasks.run.layout import MANIFEST, MARKER, NOTES
+from tasks.run.layout import LATEST, MANIFEST, MARKER, NOTES
 from tasks.run.receipts import Verify
 from tasks.sft.shards.find import run_shards
 from tasks.sft.shards.remote import all_uri_shards, only_parquet
 from tasks.storage.listing import is_pattern
+from tasks.storage.names import link_target
 
 
 def validate_path(path: Path | str, full: bool = True) -> Verdict:
@@ -104,8 +105,10 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
     else:
         for name in copied_names(found, domain.published):
             faults += [_fault(error) for error in published_faults(found.named, manifest, level, below=name)]
-        if isinstance(found.named, Path) and (found.named / MARKER).is_file():
-            faults += [_fault(error) for error in pointer_faults(found.named, domain.published)]
+        # A copy, in which `latest` is a folder, may leave names out.
+        named = found.named
+        if isinstance(named, Path) and (named / MARKER).is_file() and link_target(named / LATEST) is not None:
+            faults += [_fault(error) for error in pointer_faults(named, domain.published)]
         if domain.validate_run is not None:
             verdict = domain.validate_run(found, manifest, full)
             counts |= verdict.counts
