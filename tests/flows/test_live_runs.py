@@ -58,17 +58,20 @@ def test_runs_say_what_they_do_and_how_far_they_are(
     assert set(run["tags"]) == {"pack-sft", "small", "big"}
     of_run = {"flow_runs": {"id": {"any_": [run["id"]]}}}
     names = {task["name"] for task in ask(f"{prefect_api}/task_runs/filter", of_run)}
-    assert {"tokenize small", "tokenize big 1/2", "tokenize big 2/2", "plan big train"} <= names
-    assert any(name.startswith("write big train") for name in names)
+    parts = {name for name in names if name.startswith("tokenize big ")}
+    assert {"tokenize small", "cut small", "cut big"} <= names
+    assert parts == {f"tokenize big {number + 1}/{len(parts)}" for number in range(len(parts))}
+    assert any(name.startswith("pack big train ") for name in names)
 
     artifacts = ask(
         f"{prefect_api}/artifacts/filter", {**of_run, "artifacts": {"type": {"any_": ["progress"]}}}
     )
     progress = {artifact["key"]: (artifact["data"], artifact["description"]) for artifact in artifacts}
-    assert progress["pack-sft-tokenize"] == (100.0, "tokenize: 3 of 3")
-    assert progress["pack-sft-write"][0] == 100.0
+    tasks = len(parts) + 1
+    assert progress["pack-sft-tokenize"] == (100.0, f"tokenize: {tasks} of {tasks}")
+    assert progress["pack-sft-pack"][0] == 100.0
     lines = done.stderr.splitlines()
-    assert any(line.startswith("tokenize: 3 in ") for line in lines)
+    assert any(line.startswith(f"tokenize: {tasks} in ") for line in lines)
     assert not any("tokenize big" in line for line in lines) and "\x1b" not in done.stderr
 
 
