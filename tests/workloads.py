@@ -67,7 +67,7 @@ _FAULTS = (
 
 
 def make_inputs(folder: Path, big_files: int = 2, order: int = 1) -> Path:
-    """Two data sets: `small`, three files with rejects and duplicates; `big`, files of 4.5 MB, two parts each.
+    """Two data sets: `small`, three files with rejects and duplicates; `big`, files of 4.5 MB, five parts each.
 
     Args:
         folder: where `small/` and `big/` go.

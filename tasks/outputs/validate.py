@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError, GristmillError, InputError, IntegrityError
 from schemas.run import RunManifest
-from schemas.verdict import WARNING, Fault, Verdict
+from schemas.verdict import ERROR, WARNING, Fault, Verdict
 from tasks.outputs.domains import PACKED, REJECTED
 from tasks.outputs.finding import domain_of, sort_out
 from tasks.outputs.rejects import check_ledger
@@ -108,7 +109,11 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
         # A copy, in which `latest` is a folder, may leave names out.
         named = found.named
         if isinstance(named, Path) and (named / MARKER).is_file() and link_target(named / LATEST) is not None:
-            faults += [_fault(error) for error in pointer_faults(named, domain.published)]
+            # A run that is killed just after it moved `latest` lacks the others, and is complete.
+            faults += [
+                _fault(error, level=ERROR if os.path.lexists(error.where) else WARNING)
+                for error in pointer_faults(named, domain.published)
+            ]
         if domain.validate_run is not None:
             verdict = domain.validate_run(found, manifest, full)
             counts |= verdict.counts
@@ -116,5 +121,5 @@ def _validate_run(found: Found[Any], full: bool) -> Verdict:
     return Verdict(path=str(folder), kind="run", counts=counts, faults=tuple(faults))
 
 
-def _fault(error: GristmillError, rule: str = "") -> Fault:
-    return Fault(where=error.where, rule=rule or error.code, detail=error.message)
+def _fault(error: GristmillError, rule: str = "", level: str = ERROR) -> Fault:
+    return Fault(where=error.where, rule=rule or error.code, detail=error.message, level=level)

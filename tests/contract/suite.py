@@ -390,7 +390,10 @@ class FlowContract(Workload):
                 link.unlink()
                 if other is not None:
                     link.symlink_to(other)
-                assert str(link) in {fault.where for fault in _errors(out)}, other
+                faults = validate_path(out).faults
+                assert str(link) in {fault.where for fault in faults}, other
+                # A run killed just after it moved `latest` lacks the other names at the top: a warning.
+                assert bool(_errors(out)) == (other is not None or link.parent != out)
                 if other is not None and link.parent == out:
                     with pytest.raises(ConfigError, match="was not made by Gristmill"):
                         self.mill(source, out)

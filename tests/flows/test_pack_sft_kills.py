@@ -167,8 +167,8 @@ def test_a_kill_while_publishing_leaves_the_old_run(
 @pytest.mark.parametrize(
     ("runner", "moment"),
     [
-        ("threads", r"os\.rename stages/\w+/loss_mask\.u8"),
-        ("processes", r"open stages/\w+/receipts/write-000002\.json"),
+        ("threads", r"os\.rename stages/\w+/part-000000\.spool"),
+        ("processes", r"open stages/\w+/receipts/pack-000002\.json"),
         ("threads", r"os\.link runs/.*shard_000001"),
     ],
 )

@@ -52,7 +52,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, inputs: Path, small_toke
     manifest, serial = mill_serially(PackSftConfig.parse(raw_config(output, inputs, small_tokenizer)))
     steps = Counter(task for task, _ in serial.executed)
     # What the tests below rely on: many tasks, several parts, shards in every split, rejects, duplicates.
-    assert steps["tokenize"] == 5 and steps["cut"] == 2 and steps["pack"] > 15
+    assert steps["tokenize"] == 11 and steps["cut"] == 2 and steps["pack"] > 15
     assert set(manifest.statistics["splits"]) == {"train", "valid", "test"}
     assert manifest.statistics["splits"]["train"]["small"]["shards"] > 2
     assert manifest.ledger.duplicates and len(manifest.ledger.rejected) == 4

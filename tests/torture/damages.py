@@ -43,7 +43,8 @@ def attempt(room: Room) -> None:
     room.done += 1
     if _is_published(relative):
         verdict = room.judged(room.run("validate", out))
-        if verdict.ok:
+        # A missing link at the top is a warning: a run that was killed just after it moved `latest` lacks it.
+        if verdict.ok and not ("/" not in relative and "is missing" in verdict.said):
             raise Failed("silent success", f"validate does not find {name} of {relative}")
     else:
         room.judged(room.run("validate", out))
