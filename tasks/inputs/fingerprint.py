@@ -62,10 +62,10 @@ class Fingerprints:
         self._seen: dict[str, list[int]] = {}
         self._dirty = False
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
-            head, _, content = read_bytes(memo).partition(b"\n")
+            loaded = parse_json(read_bytes(memo))
             # A flipped bit could be a digest of other bytes, and a run of another name.
-            if parse_json(head) == _head(content):
-                self._known = dict(parse_json(content))
+            if loaded == _sealed(loaded["files"]):
+                self._known = dict(loaded["files"])
 
     def contents(self, paths: Iterable[Path], survey: Survey = survey_here) -> list[FileContent]:
         """Return what is in each file, reading only those not remembered.
@@ -114,8 +114,9 @@ class Fingerprints:
     def save(self) -> None:
         """Write the memo, if there is anything new."""
         if self._dirty:
-            content = json.dumps(self._known, sort_keys=True).encode()
-            write_file(self._memo_path, json.dumps(_head(content)).encode() + b"\n" + content)
+            # Keys of JSON are texts, and pairs are lists.
+            known = json.loads(json.dumps(self._known))
+            write_file(self._memo_path, json.dumps(_sealed(known)).encode())
             self._dirty = False
 
     def identities(self) -> dict[str, list[int]]:
@@ -123,8 +124,9 @@ class Fingerprints:
         return dict(self._seen)
 
 
-def _head(content: bytes) -> dict[str, Any]:
-    return {"format": _FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
+def _sealed(files: Any) -> dict[str, Any]:
+    content = json.dumps(files, sort_keys=True).encode()
+    return {"format": _FORMAT, "sha256": hashlib.sha256(content).hexdigest(), "files": files}
 
 
 def _key(path: str) -> str:

@@ -84,7 +84,7 @@ def test_commands_and_files_of_every_flow(
     assert not printed("validate", out, code=3)["ok"]
     assert printed("inspect", out, code=3)["error"]["code"] == "bad_manifest"
     # It is none of the runs that are complete.
-    assert printed("runs", out) == {"runs": []}
+    assert printed("runs", out) == {"runs": [], "damaged": [manifest.parent.name]}
 
 
 @pytest.mark.parametrize("form", ["parquet", "npy", "memmap"])

@@ -40,8 +40,9 @@ def settled(path: Path, content: bytes) -> Path:
 )
 def test_damaged_entries_are_not_used(tmp_path: Path, files: str) -> None:
     files = files.replace("%s", json.dumps(str(tmp_path / "a"))[1:-1])
-    digest = hashlib.sha256(files.encode()).hexdigest()
-    test_a_damaged_memo_is_an_empty_one(tmp_path, f'{{"format": 3, "sha256": "{digest}"}}\n{files}')
+    digest = hashlib.sha256(json.dumps(json.loads(files), sort_keys=True).encode()).hexdigest()
+    memo = f'{{"format": 3, "sha256": "{digest}", "files": {files}}}'
+    test_a_damaged_memo_is_an_empty_one(tmp_path, memo)
 
 
 def test_a_flipped_digest_is_not_believed(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_damaged_memo_is_an_empty_one(tmp_path: Path, memo: str) -> None:
     prints = Fingerprints(path)
     assert prints.contents([source]) == [FileContent(digest)]
     prints.save()
-    assert json.loads(path.read_text().partition("\n")[2])[str(source)][4] == digest
+    assert json.loads(path.read_text())["files"][str(source)][4] == digest
 
 
 def test_a_changed_input_is_noticed(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def test_a_lost_file_of_a_shard_is_found_and_made_again(
         storage={**STORAGE, "format": name}, splits={"train": 0.8, "valid": 0.2, "test": 0},
     )  # fmt: skip
     manifest, serial = mill_serially(config)
-    assert manifest.run_hash == run.name and {task for task, _ in serial.executed} == {"pack", "validate"}
+    # The same bytes were validated before.
+    assert manifest.run_hash == run.name and {task for task, _ in serial.executed} == {"pack"}
     assert validate_path(run).ok
     assert split_rows(run, "train") == split_rows(made["parquet"][0], "train")
 

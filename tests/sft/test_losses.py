@@ -169,7 +169,7 @@ def test_weights_that_a_trainer_ignores(weights: dict[str, float] | None, warned
             tokens[name],
             chosen[name],
         )
-        assert counts["share"] == pytest.approx(bins[name] / bins.total(), abs=1e-6)
+        assert counts["share"] == pytest.approx(tokens[name] / tokens.total(), abs=1e-6)
         assert counts["weight_share"] == pytest.approx(asked, abs=1e-6)
         assert counts["epochs"] == pytest.approx(asked * bins.total() / bins[name], abs=1e-4)
     assert summary.count("epochs in a blend as long as the split") == 2
