@@ -423,7 +423,7 @@ def test_two_equal_runs_at_once_both_succeed_and_do_each_step_once(
             run.communicate()
     assert published_digests(output / "latest") == reference.environment
     made = Counter(re.findall(r"^\d+ os\.rename stages/(\w+/.+)$", log.read_text(), re.MULTILINE))
-    assert sum(path.endswith("tokens.i32") for path in made) == 5
+    assert sum(path.endswith(".spool") for path in made) == 11
     assert sum(path.endswith(".parquet") for path in made) > 15
     assert {path: times for path, times in made.items() if times != 1} == {}
 

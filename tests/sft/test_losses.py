@@ -178,6 +178,6 @@ def test_weights_that_a_trainer_ignores(weights: dict[str, float] | None, warned
     if not warned:
         assert told["warnings"] == []
         return
-    real = "/".join(f"{bins[name] / bins.total():.1%}" for name in "ab")
+    real = "/".join(f"{tokens[name] / tokens.total():.1%}" for name in "ab")
     expected = f"a trainer that opens splits/train sees {real} (a, b), the weights ask for 28.6%/71.4%"
     assert expected in told["warnings"][0] and expected in summary and expected in page
