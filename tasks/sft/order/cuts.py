@@ -7,7 +7,7 @@ too coarse, the sparse index of the records there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,8 @@ class Curve:
         object.__setattr__(self, "_at", np.array(self.at[:-1], np.uint64))
         object.__setattr__(self, "_before", np.array(self.before, np.int64))
 
-    _at: NDArray[np.uint64] = None  # type: ignore[assignment]
-    _before: NDArray[np.int64] = None  # type: ignore[assignment]
+    _at: NDArray[np.uint64] = field(init=False, repr=False)
+    _before: NDArray[np.int64] = field(init=False, repr=False)
 
 
 def cut_shards(
