@@ -9,7 +9,7 @@ data lies beside it, and a file that is added or changed leaves the parts of the
   a multiple of 64, before it would exceed 8 MiB, and where a larger file is next in order.
 
 A piece of JSONL is a range of bytes; a line belongs to the piece in which it starts. A piece of Parquet is the row
-groups that start in a range of the stored bytes.
+groups that start in a range of the stored bytes, and one of compressed text the frames or members that start there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ class Cut(NamedTuple):
     """A piece of a file.
 
     Attributes:
-        start, stop: bytes (JSONL) or row groups (Parquet); `stop` is not part of it.
+        start, stop: bytes (JSONL, plain or compressed) or row groups (Parquet); `stop` is not part of it.
         first_row: number in the file of the first line that starts in it (JSONL), or of its first row (Parquet).
         rows: how many lines start in it, or how many rows it has.
         bytes: stored size; Parquet: the file's, shared by the groups' plain sizes.
+        is_inside: whether it starts with the rest of a line that belongs to a piece before it (compressed text; in
+            plain text the byte before says it).
     """
 
     start: int
@@ -42,6 +44,7 @@ class Cut(NamedTuple):
     first_row: int
     rows: int
     bytes: int
+    is_inside: bool = False
 
 
 def piece_bytes(file_bytes: int) -> int:

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import InputError, remedy
 from tasks.inputs.arrow_values import table_rows
+from tasks.inputs.members import MOST_EXPANSION, SMALLEST_LIMIT
 from tasks.inputs.segments import Segment
 from tasks.storage.parquet import open_native, open_parquet, parquet_faults
 from tasks.storage.parquet_batches import parquet_batches, parts
@@ -45,11 +46,6 @@ CHUNK_BYTES = 1 << 18
 # So much at once is read past the end of a range to find the end of its last line.
 _READ_ON_BYTES = 1 << 14
 MAX_LINE_BYTES = 64 << 20
-
-# Rows compress 3 to 50 times, logs 100 times; zeros or newlines 1,000 times with gzip and 30,000 times with zstd.
-_MOST_EXPANSION = 250
-# So much is read in any case: it takes seconds.
-_SMALLEST_LIMIT = 64 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
@@ -84,8 +80,25 @@ def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterato
     """
     if segment.format == "parquet":
         return _parquet_rows(segment, columns)
-    chunks = text_chunks(segment)
-    return _parsed(text_lines(chunks), segment.first_row)
+    lines = text_lines(text_chunks(segment))
+    # Where plain text is cut is seen in it.
+    if "." in segment.format and segment.stop >= 0:
+        lines = _lines_of(segment, lines)
+    return _parsed(lines, segment.first_row)
+
+
+def _lines_of(segment: Segment, blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """Yield the lines that start in a segment, of those from its first byte on."""
+    left = segment.rows
+    is_inside = segment.is_inside
+    for lines in blocks:
+        own = lines[is_inside : left + is_inside]
+        is_inside = False
+        left -= len(own)
+        if own:
+            yield own
+        if not left:
+            return
 
 
 def text_chunks(segment: Segment) -> Iterator[bytes]:
@@ -149,12 +162,14 @@ def _decompressed_chunks(segment: Segment) -> Iterator[bytes]:
         try:
             if source.size() == 0:
                 _truncated(segment, "the file is empty, which compressed text never is")
-            most = max(_SMALLEST_LIMIT, _MOST_EXPANSION * source.size())
+            source.seek(segment.start)
             held = 0
             with pa.CompressedInputStream(source, codec) as stream:
                 while chunk := stream.read(CHUNK_BYTES):
-                    held += len(chunk)
-                    if held > most:
+                    # The end of a segment's last line may be far behind its last byte.
+                    if source.tell() <= segment.start + segment.bytes:
+                        held += len(chunk)
+                    if held > max(SMALLEST_LIMIT, MOST_EXPANSION * segment.bytes):
                         _expands_too_far(segment, held)
                     yield chunk
         except OSError as error:
@@ -316,7 +331,7 @@ def _unreadable(segment: Segment, error: OSError) -> NoReturn:
 
 def _expands_too_far(segment: Segment, held: int) -> NoReturn:
     raise InputError(
-        f"the file has {segment.bytes:,} bytes, its text more than {held:,}, over {_MOST_EXPANSION} times that. Is "
+        f"the file has {segment.bytes:,} bytes, its text more than {held:,}, over {MOST_EXPANSION} times that. Is "
         "it a decompression bomb? If its rows are really so repetitive, give it uncompressed",
         code="expands_too_far",
         where=segment.path,

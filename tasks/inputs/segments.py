@@ -1,8 +1,8 @@
 """Name the ranges of input files that are read: the pieces of `tasks.inputs.parts`, with what a reader needs.
 
-Nothing is cut inside a line, and only what can be cut without decoding is cut: plain JSONL at bytes, Parquet at row
-groups. The reader of a range of JSONL reads the lines that start in it: it skips up to the first line start, and
-reads past the end of the range to the end of its last line.
+Nothing is cut inside a line: JSONL is cut at bytes, Parquet at row groups, compressed JSONL between its frames or
+members (`tasks.inputs.members`). The reader of a range of JSONL reads the lines that start in it: it skips up to the
+first line start, and reads past the end of the range to the end of its last line.
 
 Row numbers count physical lines (JSONL) or rows (Parquet) of the file from 0, so a segment carries the number of its
 first row.
@@ -36,7 +36,7 @@ Format = Literal[
 ]
 
 _FORMATS: tuple[Format, ...] = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet")
-_CUTTABLE: tuple[Format, ...] = ("jsonl", "parquet")
+_CUTTABLE: tuple[Format, ...] = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet")
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,12 @@ class Segment:
         path: absolute path of the file.
         name: the file's name in ledgers and rejects.
         format: from the file extension.
-        start: jsonl: byte; parquet: row group; others: 0.
-        stop: jsonl: byte after the last; parquet: row group after the last; -1: the end of the file.
+        start: jsonl, plain or compressed: byte; parquet: row group; others: 0.
+        stop: byte or row group after the last; -1: the end of the file.
         first_row: number in the file of the first line that starts here (jsonl) or of the first row (parquet).
         bytes: stored size; parquet: the file's, shared by the groups' plain sizes.
+        rows: how many lines or rows start here; -1: not counted.
+        is_inside: whether it starts inside a line that is not part of it (compressed jsonl).
     """
 
     path: str
@@ -60,6 +62,8 @@ class Segment:
     stop: int
     first_row: int
     bytes: int
+    rows: int = -1
+    is_inside: bool = False
 
 
 def whole_file(file: InputFile, kind: Format) -> Segment:
@@ -90,7 +94,17 @@ def segments_of(file: InputFile, kind: Format, cuts: Sequence[Cut] = ()) -> list
     if not cuts or kind not in _CUTTABLE:
         return [whole_file(file, kind)]
     return [
-        Segment(str(file.path), file.name, kind, cut.start, cut.stop, cut.first_row, cut.bytes)
+        Segment(
+            path=str(file.path),
+            name=file.name,
+            format=kind,
+            start=cut.start,
+            stop=cut.stop,
+            first_row=cut.first_row,
+            bytes=cut.bytes,
+            rows=cut.rows,
+            is_inside=cut.is_inside,
+        )
         for cut in cuts
     ]
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from schemas.errors import InputError, remedy
+from tasks.inputs.members import Member, magic_of, member_cuts, members_at, places
 from tasks.inputs.parts import LARGEST_PIECE, Cut, group_cuts, is_small, line_cuts, piece_bytes
-from tasks.storage.reading import open_ranges
+from tasks.storage.reading import Ranges, open_ranges
 from tasks.storage.threads import map_threads
 
 BLOCK_BYTES = LARGEST_PIECE
@@ -23,6 +25,7 @@ FEW_BYTES = 64 << 20
 _OPENING_BYTES = 16 << 10
 _CHUNK_BYTES = 1 << 20
 _LINES = (".jsonl", ".ndjson", ".json")
+_COMPRESSED_LINES = tuple(ending + codec for ending in _LINES for codec in (".gz", ".zst"))
 _ROW_GROUPS = ".parquet"
 
 
@@ -55,11 +58,13 @@ class BlockContent:
         digest: SHA-256, 64 hex digits.
         lines: how many lines start in each piece of the block, if the file can be cut at lines.
         groups: rows and plain bytes of each row group of the file, in its first block, if it can be cut there.
+        members: frames or members of compressed lines that start in the block, if there are several.
     """
 
     digest: str
     lines: tuple[int, ...] = ()
     groups: tuple[tuple[int, int], ...] = ()
+    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ def content_of(path: str, file_bytes: int, blocks: Sequence[BlockContent]) -> Fi
         digest = hashlib.sha256(b"".join(bytes.fromhex(block.digest) for block in blocks)).hexdigest()
     if blocks[0].groups:
         return FileContent(digest, group_cuts(file_bytes, blocks[0].groups))
+    if any(block.members for block in blocks):
+        members = [member for block in blocks for member in block.members]
+        return FileContent(digest, member_cuts(file_bytes, members))
     lines = [count for block in blocks for count in block.lines]
     return FileContent(digest, line_cuts(file_bytes, lines) if lines else ())
 
@@ -141,10 +149,22 @@ def read_block(block: Block) -> BlockContent:
     """
     can_cut = not is_small(block.file_bytes)
     counts: list[int] | None = [] if can_cut and block.path.endswith(_LINES) else None
+    magic = magic_of(block.path) if can_cut and block.path.endswith(_COMPRESSED_LINES) else b""
     digest = hashlib.sha256()
+    members: tuple[Member, ...] = ()
     try:
-        for chunk in _chunks(block, counts):
-            digest.update(chunk)
+        with open_ranges(block.path) as file:
+            chunks = _chunks(file, block, counts)
+            if magic:
+                # Also what starts in the block and goes on behind it.
+                behind = file.read(block.stop, len(magic) - 1)
+                starts = places(magic, chain(_digested(chunks, digest), [behind]), block.start)
+                # A file may start with a frame that is skipped.
+                first = [0] if block.start == 0 else []
+                members = members_at(file, block.path, sorted({*first, *starts}))
+            else:
+                for chunk in chunks:
+                    digest.update(chunk)
     except OSError as error:
         raise InputError(
             f"cannot read this input: {remedy(error)}", code="unreadable", where=block.path
@@ -152,30 +172,35 @@ def read_block(block: Block) -> BlockContent:
     groups: tuple[tuple[int, int], ...] = ()
     if can_cut and block.start == 0 and block.path.endswith(_ROW_GROUPS):
         groups = _row_groups(block.path)
-    return BlockContent(digest.hexdigest(), tuple(counts or ()), groups)
+    return BlockContent(digest.hexdigest(), tuple(counts or ()), groups, members)
 
 
-def _chunks(block: Block, counts: list[int] | None) -> Iterator[bytes]:
+def _digested(chunks: Iterable[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+
+
+def _chunks(file: Ranges, block: Block, counts: list[int] | None) -> Iterator[bytes]:
     """Yield the bytes of a block, and count the lines that start in each of its pieces.
 
     A line starts at byte 0 and after every newline but one that ends the file, so the newlines that count are those
     of the range that lies one byte before the piece.
     """
-    with open_ranges(block.path) as file:
-        # A file that was cut short since is found by its status.
-        before = file.read(block.start - 1, 1) if block.start else b"\n"
-        step = piece_bytes(block.file_bytes)
-        for start in range(block.start, max(block.stop, block.start + 1), step):
-            stop = min(start + step, block.stop)
-            starts = int(before == b"\n")
-            for at in range(start, stop, _CHUNK_BYTES):
-                chunk = file.read(at, min(_CHUNK_BYTES, stop - at))
-                if counts is not None:
-                    starts += chunk.count(b"\n")
-                before = chunk[-1:]
-                yield chunk
+    # A file that was cut short since is found by its status.
+    before = file.read(block.start - 1, 1) if block.start else b"\n"
+    step = piece_bytes(block.file_bytes)
+    for start in range(block.start, max(block.stop, block.start + 1), step):
+        stop = min(start + step, block.stop)
+        starts = int(before == b"\n")
+        for at in range(start, stop, _CHUNK_BYTES):
+            chunk = file.read(at, min(_CHUNK_BYTES, stop - at))
             if counts is not None:
-                counts.append(starts - (before == b"\n"))
+                starts += chunk.count(b"\n")
+            before = chunk[-1:]
+            yield chunk
+        if counts is not None:
+            counts.append(starts - (before == b"\n"))
 
 
 def _row_groups(path: str) -> tuple[tuple[int, int], ...]:

@@ -18,6 +18,7 @@ from schemas.errors import ConfigError
 from schemas.run import InputRecord, Receipt
 from tasks.inputs.files import InputFile
 from tasks.inputs.fingerprint import Fingerprints, identity_of, is_settled
+from tasks.inputs.members import Member
 from tasks.inputs.parts import LARGEST_PIECE, Cut
 from tasks.inputs.survey import (
     BLOCK_BYTES,
@@ -59,10 +60,12 @@ class Source:
 
 S = TypeVar("S", bound=Source)
 
-# Endings of files that are one piece whatever their size, why, and what else can be done.
+# Endings of files that may be one piece whatever their size, why, and what else can be done.
 _UNCUT = (
-    *((ending, "compressed text", ", or uncompressed") for ending in (".gz", ".zst", ".bz2")),
-    (".csv", "CSV", ", or as Parquet"),
+    (".zst", "it is one zstd frame", ", uncompressed, or compressed by pzstd"),
+    (".gz", "it is one gzip member", ", uncompressed, or compressed by bgzip"),
+    (".bz2", "bzip2 cannot be cut", ", or uncompressed"),
+    (".csv", "CSV cannot be cut", ", or as Parquet"),
 )
 
 
@@ -97,10 +100,10 @@ class Identity(Generic[S]):
         """Say which files are so large that others wait for the one task that reads them."""
         return tuple(
             f"{file.name} of {source.name} has {file.bytes / 2**30:,.1f} GiB and is read by a single task, because "
-            f"{what} cannot be cut; give it as several files{other}"
+            f"{what}; give it as several files{other}"
             for source in self.sources
-            for file in source.files
-            if file.bytes > LARGEST_PIECE
+            for file, cuts in zip(source.files, source.cuts, strict=True)
+            if file.bytes > LARGEST_PIECE and not cuts
             for ending, what, other in _UNCUT
             if file.path.name.endswith(ending)
         )
@@ -208,7 +211,10 @@ def read_inputs(job: FingerprintJob) -> Receipt:
         InputError: a file cannot be read.
     """
     read = [read_block(block) for block in job.blocks]
-    listed = [[one.digest, [*one.lines], [[*group] for group in one.groups]] for one in read]
+    listed = [
+        [one.digest, [*one.lines], [[*group] for group in one.groups], [[*member] for member in one.members]]
+        for one in read
+    ]
     return job.receipt([], statistics={"blocks": listed})
 
 
@@ -257,5 +263,10 @@ def _fingerprint_job(domain: Domain, output_dir: Path, blocks: tuple[Block, ...]
 
 
 def _contents(receipt: Receipt) -> Iterator[BlockContent]:
-    for digest, lines, groups in receipt.statistics["blocks"]:
-        yield BlockContent(digest, tuple(lines), tuple((rows, size) for rows, size in groups))
+    for digest, lines, groups, members in receipt.statistics["blocks"]:
+        yield BlockContent(
+            digest,
+            tuple(lines),
+            tuple((rows, size) for rows, size in groups),
+            tuple(Member(*member) for member in members),
+        )

@@ -140,6 +140,6 @@ def test_large_files_that_cannot_be_cut_are_named(tmp_path: Path, monkeypatch: p
     raw = {"output_dir": str(tmp_path / "out"), "input": str(tmp_path / "in")}
     manifest, _ = mill_of(COUNT_WORDS, COUNT_WORDS.parse(raw))
     assert manifest.warnings == (
-        "large.jsonl.gz of input has 0.0 GiB and is read by a single task, because compressed text cannot be cut; "
-        "give it as several files, or uncompressed",
+        "large.jsonl.gz of input has 0.0 GiB and is read by a single task, because it is one gzip member; "
+        "give it as several files, uncompressed, or compressed by bgzip",
     )

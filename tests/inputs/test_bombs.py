@@ -51,7 +51,7 @@ BOMBS: dict[str, tuple[Format, bytes, bytes, Callable[[Segment], Any]]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.inputs.readers._SMALLEST_LIMIT", 4 << 20)
+    monkeypatch.setattr("tasks.inputs.readers.SMALLEST_LIMIT", 4 << 20)
     kind, piece, start, read = BOMBS[name]
     segment = compressed(tmp_path / f"bomb.{kind}", kind, piece, 20, start)
     with pytest.raises(InputError) as caught:
