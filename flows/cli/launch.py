@@ -41,7 +41,8 @@ def run_flow(
     from tasks.server.address import use_api
 
     api = use_api(address)
-    with _linked(api) as link, run_settings():
+    # What is sent at the end is sent as quietly.
+    with run_settings(), _linked(api) as link:
         flow = getattr(importlib.import_module(f"{package}.{module}"), module)
 
         def say_where(_flow: Any, flow_run: Any, _state: Any) -> None:

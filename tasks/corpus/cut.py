@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tasks.corpus.inventory import SourceFile
 from tasks.inputs.sizing import part_size
 
-_SMALLEST_SHARD_BYTES = 64 << 20
+# The largest takes half a minute to read, and no more is lost when a run is killed.
+_SMALLEST_SHARD_BYTES, _LARGEST_SHARD_BYTES = 64 << 20, 8 << 30
 _SHARDS = 96
 
 
@@ -59,9 +60,9 @@ class ShardCut:
 def shard_bytes_for(total_bytes: int) -> int:
     """Return how many uncompressed source bytes a shard may span.
 
-    It is the smallest 64 MiB * 2**k such that 96 shards hold the corpus.
+    It is the smallest 64 MiB * 2**k such that 96 shards hold the corpus; at most 8 GiB.
     """
-    return part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS)
+    return min(part_size(total_bytes, _SMALLEST_SHARD_BYTES, _SHARDS), _LARGEST_SHARD_BYTES)
 
 
 # (file, start, stop) -> which of these rows are selected.

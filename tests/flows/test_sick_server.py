@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -112,8 +113,7 @@ def test_a_killed_worker_process_is_named_and_the_run_resumes(
     error = json.loads(told.splitlines()[-1])["error"]
     assert error["code"] == "worker_killed"
     assert "by SIGKILL" in error["message"] and "out of memory?" in error["message"]
-    names = {"tokenize small", "tokenize big 1/2", "tokenize big 2/2"}
-    assert not in_work or error["where"] in names
+    assert not in_work or re.fullmatch(r"tokenize (small|big \d/\d)", error["where"])
     assert "BrokenProcessPool" not in errors and "Traceback" not in errors
     assert not psutil.wait_procs(children, timeout=10)[1]
 
