@@ -10,35 +10,48 @@ changes there; a test compares the document with what this prints.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from tasks.corpus.cut import shard_bytes_for
 from tasks.inputs.parts import piece_bytes
+from tasks.inputs.survey import BLOCK_BYTES
+from tasks.probes.runs.layout import RUN_LIMITS
+from tasks.sft.stages import _shards_of_job
 
 GB = 10**9
 MACHINES = (1, 8, 64)
 # A machine: cores, and what it reads from its disks or network.
 CORES, READ_BYTES_S = 16, GB
+# As the flows cut them.
+FILES_A_JOB, LARGEST_RECORD_SHARD, MOST_TASKS = 64, 512 << 20, 200
 
-# Measured: seconds of one core.
-START_S = 15.0
-HASH_S = 0.45 / GB
-TOKENIZE_S, PACK_S, CHECK_SHARD_S = 2.4e-6, 0.1e-6, 0.05e-6
-SELECT_ROW_S, DECODE_S, WRITE_S, CHECK_SAMPLE_S = 0.1e-6, 3.0 / GB, 8.0 / GB, 8.0 / GB
-SCATTER_S, GATHER_S, CHECK_RECORDS_S = 0.8e-6, 0.5e-6, 0.3e-6
-# Of the driver: for a part, and for a file's footer.
-DRIVER_PART_S, FILE_S = 0.3e-3, 0.35e-3
+# Measured: seconds of one core, for a byte of input or text, a token, a row.
+HASH_S = 1.0 / GB
+TOKENIZE_S, PACK_S, CHECK_SHARD_S = 2.5e-6, 0.06e-6, 0.05e-6
+SELECT_S, DECODE_S, WRITE_S = 0.1e-6, 2.5 / GB, 5.7 / GB
+SCATTER_S, MERGE_S, GATHER_S, CHECK_RECORDS_S = 0.65e-6, 0.1e-6, 0.5e-6, 0.02e-6
+# Of the driver: a start, a task run, a part, the first look at a file.
+START_S, TASK_RUN_S, DRIVER_PART_S, FILE_S = 15.0, 0.1, 0.3e-3, 0.35e-3
 DRIVER_BYTES, DRIVER_PART_BYTES = 240e6, 10e3
 
 
 @dataclass(frozen=True)
 class Step:
-    """A mapped step: seconds of one core, what is read, how many reads that is, how many receipts it leaves."""
+    """A mapped step.
+
+    Attributes:
+        core_s: seconds of one core.
+        read: bytes.
+        requests: how many ranges of files are read.
+        parts: how many it has, each with a receipt.
+    """
 
     name: str
     core_s: float
     read: float
     requests: int
-    receipts: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -46,24 +59,23 @@ class Work:
     """A run.
 
     Attributes:
-        flow, of: what it reads.
+        flow, of: its name, and what it reads.
         steps: what workers do.
-        files: whose footers or first rows the run looks at.
-        worker_mb: peak of a worker.
-        kept: bytes that stay in `stages/` beside the inputs.
+        looked_at: files that the driver opens.
+        worker_bytes: peak memory of a worker.
+        kept: bytes in `stages/` and `runs/` when it is over.
     """
 
     flow: str
     of: str
     steps: tuple[Step, ...]
-    files: int
-    worker_mb: int
+    looked_at: int
+    worker_bytes: float
     kept: float
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def receipts(self) -> int:
-        return sum(step.receipts for step in self.steps)
+        return sum(step.parts for step in self.steps)
 
     @property
     def requests(self) -> int:
@@ -71,90 +83,149 @@ class Work:
 
     @property
     def driver_s(self) -> float:
-        return START_S + DRIVER_PART_S * self.receipts + FILE_S * self.files
+        task_runs = sum(min(step.parts, MOST_TASKS) for step in self.steps)
+        return START_S + TASK_RUN_S * task_runs + DRIVER_PART_S * self.receipts + FILE_S * self.looked_at
 
     @property
     def driver_bytes(self) -> float:
         return DRIVER_BYTES + DRIVER_PART_BYTES * self.receipts
 
-    def seconds(self, machines: int) -> float:
-        """How long it takes: each step as long as its processors or its reads, then the driver."""
-        return self.driver_s + sum(
-            max(step.core_s / (CORES * machines), step.read / (READ_BYTES_S * machines))
-            for step in self.steps
+    def step_s(self, step: Step, machines: int) -> float:
+        """Return how long a step takes: as long as its processors or its reads."""
+        return max(
+            step.core_s / min(CORES * machines, step.parts), step.read / (READ_BYTES_S * machines)
         )
+
+    def seconds(self, machines: int) -> float:
+        return self.driver_s + sum(self.step_s(step, machines) for step in self.steps)
+
+
+def blocks(files: int, file_bytes: float) -> int:
+    """Return how many blocks a survey reads."""
+    return files * math.ceil(file_bytes / BLOCK_BYTES)
 
 
 def pack_sft() -> Work:
-    """100 million conversations of 330 tokens, 4 bytes of JSON a token, in 100 files."""
-    conversations, files = 100_000_000, 100
-    tokens = conversations * 330
+    conversations, tokens, files = 100_000_000, 33 * 10**9, 100
     source = 4 * tokens
     parts = files * math.ceil(source / files / piece_bytes(source // files))
     shards = math.ceil(tokens / 2**26)
-    # `tasks.sft.stages`: so many shards a job that a spool gives it a mebibyte.
-    batch = max(1, min(parts * 2**20 // 2**28, shards // 16, 64))
-    jobs = math.ceil(shards / batch)
+    jobs = math.ceil(shards / _shards_of_job(shards, parts, 2**26))
     spool = 4 * tokens + 48 * conversations
-    blocks = files * math.ceil(source / files / 2**28)
+    surveyed = blocks(files, source / files)
     return Work(
         "pack-sft",
-        f"100 million conversations, {tokens / 1e9:.0f} billion tokens, {source / GB:.0f} GB of JSON in 100 files",
+        "100 million conversations, 33 billion tokens, 132 GB of JSON lines in 100 files",
         (
-            Step("fingerprint", HASH_S * source, source, blocks, blocks),
+            Step("fingerprint", HASH_S * source, source, surveyed, surveyed),
             Step("tokenize", TOKENIZE_S * tokens, source, parts, parts),
             Step("pack", PACK_S * tokens, spool, 2 * parts * jobs, jobs),
             Step("validate", CHECK_SHARD_S * tokens, 2 * tokens, shards, jobs),
         ),
-        files=files,
-        worker_mb=530,
+        looked_at=files,
+        worker_bytes=530e6,
         kept=spool + 2 * tokens,
     )
 
 
 def sample_corpus() -> Work:
-    """10 TB of text, 2 kB a document, 2.4 times smaller in 40,000 Parquet files; one document of a hundred."""
-    text, files, share = 10_000 * GB, 40_000, 0.01
+    text, documents, files, buckets, share = 10_000 * GB, 5 * 10**9, 40_000, 20, 0.01
     source = text / 2.4
-    shards = math.ceil(text / 2**33)
-    groups = text / (64 << 20)
-    jobs = math.ceil(files / 2)
+    shards = math.ceil(text / shard_bytes_for(int(text)))
+    # Of the sizes that most writers choose.
+    groups = math.ceil(text / (64 << 20))
+    # Small files share a job up to the size of a block.
+    surveyed = math.ceil(files / (BLOCK_BYTES // math.ceil(source / files)))
     return Work(
         "sample-corpus",
-        f"10 TB of text, 5 billion documents, {source / 1e12:.1f} TB in 40,000 Parquet files; every hundredth",
+        "10 TB of text, 5 billion documents in 20 buckets, 40,000 Parquet files of 104 MB; every hundredth is taken",
         (
-            Step("fingerprint", HASH_S * source, source, files, jobs),
-            Step("inventory", FILE_S * files, 0, files, files // 1000),
-            Step("select", SELECT_ROW_S * text / 2000, 0, 0, 10),
-            Step("write", DECODE_S * text + WRITE_S * text * share, source, int(groups), shards),
-            Step("validate", CHECK_SAMPLE_S * text * share, source * share, shards, shards),
+            Step("fingerprint", HASH_S * source, source, files, surveyed),
+            Step("inventory", FILE_S * files, 0, files, files // FILES_A_JOB),
+            Step("select", SELECT_S * documents, 0, 0, buckets),
+            Step("write", DECODE_S * text + WRITE_S * text * share, source, groups, shards),
+            Step("validate", 0, 0, shards, shards),
         ),
-        files=0,
-        worker_mb=250,
+        looked_at=0,
+        worker_bytes=250e6,
         kept=source * share,
     )
 
 
 def build_probe_rows() -> Work:
-    """20 billion measurements, 25 bytes each, in 2,000 Parquet files of two row groups."""
-    rows, files = 20_000_000_000, 2_000
+    rows, files = 20 * 10**9, 2_000
     source = 25 * rows
     parts = 2 * files
-    spool = 16 * rows
-    merged = math.ceil(rows / 2**23)
-    shards = math.ceil(17 * rows / (512 << 20))
-    blocks = files * math.ceil(source / files / 2**28)
+    spool = 18 * rows
+    runs = math.ceil(rows / RUN_LIMITS["rows"])
+    shards = math.ceil(17 * rows / LARGEST_RECORD_SHARD)
+    surveyed = blocks(files, source / files)
     return Work(
         "build-probe-rows",
-        f"20 billion measurements, {source / GB:.0f} GB in 2,000 Parquet files",
+        "20 billion measurements, 500 GB in 2,000 Parquet files of two row groups",
         (
-            Step("fingerprint", HASH_S * source, source, blocks, blocks),
+            Step("fingerprint", HASH_S * source, source, surveyed, surveyed),
             Step("scatter", SCATTER_S * rows, source, parts, parts),
-            Step("merge", 0.1e-6 * rows, spool, parts, merged // 32),
-            Step("gather", GATHER_S * rows, spool, 2 * merged * shards, shards),
-            Step("validate", CHECK_RECORDS_S * rows, 8 * rows, shards, shards),
+            Step("merge", MERGE_S * rows, spool, parts, runs),
+            Step("gather", GATHER_S * rows, spool, 2 * runs * shards, shards),
+            Step("validate", CHECK_RECORDS_S * rows, 7 * rows, shards, shards),
         ),
-        files=files,
-        worker_mb=325,
-        kept=2 * spool + 8 * rows,
+        looked_at=files,
+        worker_bytes=325e6,
+        kept=2 * spool + 7 * rows,
     )
+
+
+def tables() -> str:
+    """Return the tables as Markdown."""
+    works = (sample_corpus(), build_probe_rows(), pack_sft())
+    lines = [
+        "| | " + " | ".join(work.flow for work in works) + " |",
+        "| --- " * (len(works) + 1) + "|",
+        *(
+            f"| {name} | " + " | ".join(map(told, works)) + " |"
+            for name, told in (
+                *((f"time, {_machines(machines)}", _timed(machines)) for machines in MACHINES),
+                ("of it the driver", lambda work: _duration(work.driver_s)),
+                ("memory of the driver", lambda work: _size(work.driver_bytes)),
+                ("memory of a worker", lambda work: _size(work.worker_bytes)),
+                ("receipts", lambda work: f"{work.receipts:,}"),
+                ("ranges read", lambda work: f"{work.requests:,}"),
+                ("disk space", lambda work: _size(work.kept)),
+            )
+        ),
+    ]
+    for work in works:
+        lines += ["", f"{work.flow}: {work.of}.", "", "| step | core hours | read | parts | time, 1 machine |"]
+        lines += ["| --- | ---: | ---: | ---: | ---: |"]
+        lines += [
+            f"| {step.name} | {step.core_s / 3600:,.1f} | {_size(step.read) if step.read else '-'} "
+            f"| {step.parts:,} | {_duration(work.step_s(step, 1))} |"
+            for step in work.steps
+        ]
+    return "\n".join(lines)
+
+
+def _timed(machines: int) -> Callable[[Work], str]:
+    return lambda work: _duration(work.seconds(machines))
+
+
+def _machines(count: int) -> str:
+    return f"{count} machine" + "s" * (count > 1)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _size(count: float) -> str:
+    unit, name = next((unit, name) for unit, name in _UNITS if count >= unit)
+    return f"{count / unit:.3g} {name}"
+
+
+_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
+
+if __name__ == "__main__":
+    print(tables())

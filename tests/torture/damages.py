@@ -44,7 +44,7 @@ def attempt(room: Room) -> None:
     if _is_published(relative):
         verdict = room.judged(room.run("validate", out))
         # A missing link at the top is a warning: a run that was killed just after it moved `latest` lacks it.
-        if verdict.ok and not ("/" not in relative and "is missing" in verdict.said):
+        if verdict.ok and not ("/" not in relative and "is missing" in verdict.out):
             raise Failed("silent success", f"validate does not find {name} of {relative}")
     else:
         room.judged(room.run("validate", out))
