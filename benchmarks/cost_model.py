@@ -17,7 +17,7 @@ from tasks.corpus.cut import shard_bytes_for
 from tasks.inputs.parts import piece_bytes
 from tasks.inputs.survey import BLOCK_BYTES
 from tasks.probes.runs.layout import RUN_LIMITS
-from tasks.sft.stages import _shards_of_job
+from tasks.sft.stages import shards_of_job
 
 GB = 10**9
 MACHINES = (1, 8, 64)
@@ -92,9 +92,7 @@ class Work:
 
     def step_s(self, step: Step, machines: int) -> float:
         """Return how long a step takes: as long as its processors or its reads."""
-        return max(
-            step.core_s / min(CORES * machines, step.parts), step.read / (READ_BYTES_S * machines)
-        )
+        return max(step.core_s / min(CORES * machines, step.parts), step.read / (READ_BYTES_S * machines))
 
     def seconds(self, machines: int) -> float:
         return self.driver_s + sum(self.step_s(step, machines) for step in self.steps)
@@ -110,7 +108,7 @@ def pack_sft() -> Work:
     source = 4 * tokens
     parts = files * math.ceil(source / files / piece_bytes(source // files))
     shards = math.ceil(tokens / 2**26)
-    jobs = math.ceil(shards / _shards_of_job(shards, parts, 2**26))
+    jobs = math.ceil(shards / shards_of_job(shards, parts, 2**26))
     spool = 4 * tokens + 48 * conversations
     surveyed = blocks(files, source / files)
     return Work(
@@ -138,7 +136,7 @@ def sample_corpus() -> Work:
     surveyed = math.ceil(files / (BLOCK_BYTES // math.ceil(source / files)))
     return Work(
         "sample-corpus",
-        "10 TB of text, 5 billion documents in 20 buckets, 40,000 Parquet files of 104 MB; every hundredth is taken",
+        "10 TB of text, 5 billion documents in 20 buckets and 40,000 Parquet files; every hundredth is taken",
         (
             Step("fingerprint", HASH_S * source, source, files, surveyed),
             Step("inventory", FILE_S * files, 0, files, files // FILES_A_JOB),
@@ -196,7 +194,12 @@ def tables() -> str:
         ),
     ]
     for work in works:
-        lines += ["", f"{work.flow}: {work.of}.", "", "| step | core hours | read | parts | time, 1 machine |"]
+        lines += [
+            "",
+            f"{work.flow}: {work.of}.",
+            "",
+            "| step | core hours | read | parts | time, 1 machine |",
+        ]
         lines += ["| --- | ---: | ---: | ---: | ---: |"]
         lines += [
             f"| {step.name} | {step.core_s / 3600:,.1f} | {_size(step.read) if step.read else '-'} "

@@ -210,7 +210,7 @@ def _pack_split(
     stage = DOMAIN.stage_key("pack", cut=cut.stage, split=split, **settings)
     packing = DOMAIN.stage_key("packing", cut=cut.stage, split=split, pack=settings["pack"])
     shards = int(cut.statistics["shards"][split])
-    batch = _shards_of_job(shards, len(spools), config.storage.shard_tokens)
+    batch = shards_of_job(shards, len(spools), config.storage.shard_tokens)
     said = spools[0].statistics
     # One tuple for all jobs: there may be tens of thousands of spools.
     stages = tuple(receipt.stage for receipt in spools)
@@ -254,10 +254,10 @@ def rest_job(shards: SplitShards, number: int, most_tokens: int) -> PackJob:
     )
 
 
-def _shards_of_job(shards: int, parts: int, shard_tokens: int) -> int:
+def shards_of_job(shards: int, parts: int, shard_tokens: int) -> int:
     """Return how many consecutive shards a job makes; it depends on nothing that is not in their key.
 
-    >>> _shards_of_job(500, 100, 1 << 26), _shards_of_job(2000, 20_000, 1 << 26), _shards_of_job(8, 500, 1 << 20)
+    >>> shards_of_job(500, 100, 1 << 26), shards_of_job(2000, 20_000, 1 << 26), shards_of_job(8, 500, 1 << 20)
     (1, 64, 1)
     """
     wanted = _READ_BYTES * parts // (shard_tokens * ITEM.itemsize)
