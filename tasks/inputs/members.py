@@ -7,6 +7,8 @@ follows without a gap from the first byte of the file to its last is believed. A
 reader that says what is wrong with it.
 
 zstd: RFC 8878. gzip: RFC 1952.
+
+Importing this module is cheap: the check for a finished run looks at inputs before it loads anything else.
 """
 
 from __future__ import annotations
@@ -15,10 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from tasks.inputs.parts import LARGEST_PIECE, Cut, piece_bytes
-from tasks.storage.parquet import open_native
 from tasks.storage.reading import Ranges
 
 # Text that compresses better is refused where it is read (`tasks.inputs.readers`): rows compress 3 to 50 times, logs
@@ -138,6 +137,10 @@ def member_cuts(file_bytes: int, members: Iterable[Member]) -> tuple[Cut, ...]:
 
 
 def _frame(file: Ranges, path: str, start: int) -> Member:
+    import pyarrow as pa
+
+    from tasks.storage.parquet import open_native
+
     stop = _end_of_frame(file, start)
     newlines, last, held = 0, -1, 0
     with (
