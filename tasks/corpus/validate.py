@@ -162,18 +162,15 @@ def _prove(folder: Path, manifest: RunManifest, shards: list[Path], full: bool) 
                 Cutoff(*map(operator.index, entry["cutoff"])) for entry in manifest.statistics["buckets"]
             ]
             bounds = list(zip(buckets, cutoffs, strict=True))
+        for bucket, cutoff in bounds:
+            fault = _prove_bucket(config, bucket, cutoff, rows, full)
+            if fault is not None:
+                return [fault]
+        if full and rows.left():
+            detail = "the sample contains rows that no bucket selects"
+            return [Fault(where=str(folder), rule="selection", detail=detail)]
     except IntegrityError as error:
         return [Fault(where=error.where, rule=error.code, detail=error.message)]
-    for bucket, cutoff in bounds:
-        fault = _prove_bucket(config, bucket, cutoff, rows, full)
-        if fault is not None:
-            return [fault]
-    if full and rows.left():
-        return [
-            Fault(
-                where=str(folder), rule="selection", detail="the sample contains rows that no bucket selects"
-            )
-        ]
     return []
 
 
@@ -247,8 +244,13 @@ class _SampleRows:
     def _read(self, shards: list[Path]) -> Iterator[pa.RecordBatch]:
         for shard in shards:
             self._shard, self._row = str(shard), 0
-            with open_parquet(shard) as file:
-                yield from file.iter_batches(_BATCH_ROWS, columns=self._columns, use_threads=False)
+            try:
+                with open_parquet(shard) as file:
+                    yield from file.iter_batches(_BATCH_ROWS, columns=self._columns, use_threads=False)
+            except PARQUET_ERRORS as error:
+                raise IntegrityError(
+                    f"not a readable Parquet file: {error}", code="readable", where=str(shard)
+                ) from error
 
     def left(self) -> bool:
         """Return whether there are rows that were not expected."""

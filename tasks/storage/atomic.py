@@ -185,13 +185,28 @@ class AtomicFolder:
         """Make the folder visible under its final name."""
         with storage_errors(self.path):
             refuse_links(self.path.parent)
-            old = self._temporary.with_name(f"{self._temporary.name}-old")
-            remove_path(old)
-            with contextlib.suppress(FileNotFoundError):
-                self.path.rename(old)
-            self._temporary.rename(self.path)
+            while not self._moved():
+                # Another process has put its own there since.
+                pass
             sync_folders([self.path.parent])
-            remove_path(old)
+            remove_path(self._old)
+
+    def _moved(self) -> bool:
+        """Move what has the name out of the way, and take it; return whether nobody took it in between."""
+        remove_path(self._old)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(self._old)
+        try:
+            self._temporary.rename(self.path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
+
+    @property
+    def _old(self) -> Path:
+        return self._temporary.with_name(f"{self._temporary.name}-old")
 
     def records(self, root: Path) -> tuple[FileRecord, ...]:
         """Return size and digest of every file, with paths relative to `root`, in the order they were opened."""

@@ -99,6 +99,17 @@ def test_a_sample_is_exactly_the_smallest_hashes(nested: Path, seed: int, count:
     assert verdict.ok, verdict.faults
 
 
+def test_a_damaged_page_of_a_shard_is_a_finding(nested: Path) -> None:
+    manifest, _ = sample_serially(config_of(nested, {3: 100}))
+    shard = min((nested / "out" / "latest").glob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[200] ^= 1
+    shard.write_bytes(content)
+    assert pq.read_metadata(shard).num_rows == manifest.ledger.rows_used
+    faults = validate_path(nested / "out").faults
+    assert "readable" in {fault.rule for fault in faults if Path(fault.where).name == shard.name}, faults
+
+
 def test_shards_are_numbered_and_bounded(nested: Path) -> None:
     manifest, _ = sample_serially(config_of(nested, {3: 100, 4.0: 60}, max_rows=4))
     names = sorted(path.name for path in (nested / "out" / "latest").glob("*.parquet"))

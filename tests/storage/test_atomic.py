@@ -14,7 +14,7 @@ from crashes import record
 from schemas.errors import InputError, StorageError
 from tasks.inputs.fingerprint import Fingerprints, check_unchanged
 from tasks.inputs.survey import Survey, survey_here
-from tasks.storage.atomic import AtomicFile, link_file, swap_symlink, write_file
+from tasks.storage.atomic import AtomicFile, AtomicFolder, link_file, swap_symlink, write_file
 from tasks.storage.names import make_folder
 
 
@@ -85,6 +85,32 @@ def test_storage_errors_are_one_readable_error(tmp_path: Path) -> None:
         write_file(tmp_path / "file" / "below", b"x")
     assert "cannot write" in caught.value.message
     assert caught.value.where == str(tmp_path / "file" / "below")
+
+
+def test_two_writers_of_a_folder_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, theirs, rename = AtomicFolder(tmp_path / "shard"), ["first", "second"], Path.rename
+    for name in "ab":
+        with folder.new_file(name) as file:
+            file.write(b"ours")
+    (tmp_path / "shard").mkdir()
+    (tmp_path / "shard" / "old").write_text("old")
+
+    def interleaved(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        # Another process publishes its own each time when the name is free.
+        if self.name == "shard" and theirs:
+            self.mkdir()
+            (self / theirs.pop(0)).write_text("theirs")
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interleaved)
+    folder.commit()
+    assert theirs == []
+    assert {file.name: file.read_text() for file in (tmp_path / "shard").iterdir()} == {
+        "a": "ours",
+        "b": "ours",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["shard"]
 
 
 def test_a_link_replaces_what_was_there(tmp_path: Path) -> None:
