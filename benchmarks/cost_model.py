@@ -31,9 +31,11 @@ HASH_S = 1.0 / GB
 TOKENIZE_S, PACK_S, CHECK_SHARD_S = 2.5e-6, 0.06e-6, 0.05e-6
 SELECT_S, DECODE_S, WRITE_S = 0.1e-6, 2.5 / GB, 5.7 / GB
 SCATTER_S, MERGE_S, GATHER_S, CHECK_RECORDS_S = 0.65e-6, 0.1e-6, 0.5e-6, 0.02e-6
+# To open a spool and read a range of it.
+RANGE_S = 0.3e-3
 # Of the driver: a start, a task run, a part, the first look at a file.
 START_S, TASK_RUN_S, DRIVER_PART_S, FILE_S = 15.0, 0.1, 0.3e-3, 0.35e-3
-DRIVER_BYTES, DRIVER_PART_BYTES = 240e6, 10e3
+DRIVER_BYTES, DRIVER_PART_BYTES = 240e6, 6e3
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def pack_sft() -> Work:
         (
             Step("fingerprint", HASH_S * source, source, surveyed, surveyed),
             Step("tokenize", TOKENIZE_S * tokens, source, parts, parts),
-            Step("pack", PACK_S * tokens, spool, 2 * parts * jobs, jobs),
+            Step("pack", PACK_S * tokens + RANGE_S * parts * jobs, spool, 2 * parts * jobs, jobs),
             Step("validate", CHECK_SHARD_S * tokens, 2 * tokens, shards, jobs),
         ),
         looked_at=files,
@@ -165,7 +167,7 @@ def build_probe_rows() -> Work:
             Step("fingerprint", HASH_S * source, source, surveyed, surveyed),
             Step("scatter", SCATTER_S * rows, source, parts, parts),
             Step("merge", MERGE_S * rows, spool, parts, runs),
-            Step("gather", GATHER_S * rows, spool, 2 * runs * shards, shards),
+            Step("gather", GATHER_S * rows + RANGE_S * runs * shards, spool, 2 * runs * shards, shards),
             Step("validate", CHECK_RECORDS_S * rows, 7 * rows, shards, shards),
         ),
         looked_at=files,
