@@ -310,3 +310,17 @@ def test_a_disk_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InputError) as caught:
         look(file, 8, 9)
     assert caught.value.code == "unreadable"
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_lines_that_were_counted_and_are_not_there_are_an_error(tmp_path: Path, compressor: str) -> None:
+    compress, ending = COMPRESSORS[compressor]
+    member = compress(b"{}\n{}\n")
+    first, last = cut([file_of(tmp_path / f"f{ending}", member * 2)], len(member))
+    # Cut between two of them, or of other text, since.
+    for content in (member, member + compress(b"{}\n"), member + compress(b"")):
+        (tmp_path / f"f{ending}").write_bytes(content)
+        assert sum(map(len, read_rows(first))) == 2
+        with pytest.raises(InputError) as caught:
+            list(read_rows(last))
+        assert caught.value.code == "input_changed"
