@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from tasks.inputs.parts import LARGEST_PIECE, Cut, piece_bytes
@@ -29,6 +29,9 @@ SMALLEST_LIMIT = 64 << 20
 _CHUNK_BYTES = 1 << 18
 # Of gzip, read at once: what is left of it behind a member is copied.
 _STORED_BYTES = 1 << 14
+# To see whether a member starts there: its three bytes stand anywhere by chance once in 16 MiB. More than its header
+# takes, which may have a field of 64 KiB.
+_FEW_BYTES = 1 << 17
 # So much is read and decoded of what turns out to be no member; to read anything counts as this. Chance costs a
 # hundredth of it, but a file may be made of such places.
 _MOST_IN_VAIN = LARGEST_PIECE
@@ -89,18 +92,24 @@ def members_at(file: Ranges, path: str, starts: Iterable[int]) -> tuple[Member, 
         starts: where the bytes stand that start one, in order; 0 is the first of the first block's.
 
     Returns:
-        Those that follow each other to the end of the block, if any do. Nothing if there is only the start of the
-            file: what a file of one member costs is to look.
+        Those that follow each other to the end of the block, if any do. Nothing if nothing but the start of the file
+            may be one: what a file of one member costs is to look.
 
     Raises:
         OSError: the file cannot be read.
     """
     starts = iter(starts)
-    first = [*islice(starts, 2)]
-    if not any(first):
-        return ()
-    decode = _frames if path.endswith(".zst") else _gzip_members
+    decode, may_start = (_frames, _any) if path.endswith(".zst") else (_gzip_members, _may_be_gzip)
     work = _Work(file)
+    first: list[int] = []
+    for start in starts:
+        first.append(start)
+        if work.bytes > _MOST_IN_VAIN:
+            return ()
+        if start and may_start(work, start):
+            break
+    else:
+        return ()
     found: list[Member] = []
     for start in chain(first, starts):
         if found and start < found[-1].stop:
@@ -225,6 +234,20 @@ def _past_skippable(work: _Work, start: int, at: int) -> int:
             return at
         at += 8 + int.from_bytes(header[4:], "little")
     raise _NotAMemberError
+
+
+def _any(_: _Work, __: int) -> bool:
+    # The four bytes of zstd stand anywhere by chance once in 4 GiB.
+    return True
+
+
+def _may_be_gzip(work: _Work, start: int) -> bool:
+    """Return whether some of what starts here can be decoded; of three bytes that stand here by chance it cannot."""
+    decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        return bool(decoder.decompress(work.read(start, _FEW_BYTES), _CHUNK_BYTES)) or decoder.eof
+    except zlib.error:
+        return False
 
 
 def _gzip_members(work: _Work, _: str, start: int) -> Member:

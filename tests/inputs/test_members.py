@@ -324,3 +324,12 @@ def test_lines_that_were_counted_and_are_not_there_are_an_error(tmp_path: Path, 
         with pytest.raises(InputError) as caught:
             list(read_rows(last))
         assert caught.value.code == "input_changed"
+
+
+def test_a_file_of_one_member_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stored as it is, with what starts a member in it.
+    noise = random.Random(4).randbytes(50_000)
+    text = b"".join(noise[at : at + 1000] + b"\x1f\x8b\x08" for at in range(0, 50_000, 1000))
+    file = file_of(tmp_path / "f.jsonl.gz", gzip.compress(text, 0))
+    monkeypatch.setattr(members, "_gzip_members", None)
+    assert look(file, 1000, 99).cuts == ()
