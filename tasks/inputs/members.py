@@ -14,7 +14,8 @@ Importing this module is cheap: the check for a finished run looks at inputs bef
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from tasks.inputs.parts import LARGEST_PIECE, Cut, piece_bytes
@@ -26,6 +27,15 @@ MOST_EXPANSION = 250
 SMALLEST_LIMIT = 64 << 20
 
 _CHUNK_BYTES = 1 << 18
+# Of gzip, read at once: what is left of it behind a member is copied.
+_STORED_BYTES = 1 << 14
+# To see whether a member starts there: its three bytes stand anywhere by chance once in 16 MiB. More than its header
+# takes, which may have a field of 64 KiB.
+_FEW_BYTES = 1 << 17
+# So much is read and decoded of what turns out to be no member; to read anything counts as this. Chance costs a
+# hundredth of it, but a file may be made of such places.
+_MOST_IN_VAIN = LARGEST_PIECE
+_CALL_BYTES = 1 << 10
 _MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
 _SKIPPABLE = b"\x2a\x4d\x18"
 _LARGEST_BLOCK = 128 << 10
@@ -74,34 +84,50 @@ def places(magic: bytes, chunks: Iterable[bytes], start: int) -> Iterator[int]:
         held = text[1 - len(magic) :]
 
 
-def members_at(file: Ranges, path: str, starts: Sequence[int]) -> tuple[Member, ...]:
-    """Decode what starts at these places; those in one piece of the file that follow each other are one.
+def members_at(file: Ranges, path: str, starts: Iterable[int]) -> tuple[Member, ...]:
+    """Decode what starts at these places: what starts in one piece of the file is one.
 
     Args:
         file: the file, open.
-        starts: where the bytes stand that start one, in order.
+        starts: where the bytes stand that start one, in order; 0 is the first of the first block's.
 
     Returns:
-        Nothing if there is only the start of the file: what a file of one member costs is to look.
+        Those that follow each other to the end of the block, if any do. Nothing if nothing but the start of the file
+            may be one: what a file of one member costs is to look.
+
+    Raises:
+        OSError: the file cannot be read.
     """
-    if not any(starts):
-        return ()
-    decode = _frame if path.endswith(".zst") else _gzip_member
-    piece = piece_bytes(file.bytes)
-    found: list[Member] = []
+    starts = iter(starts)
+    decode, may_start = (_frames, _any) if path.endswith(".zst") else (_gzip_members, _may_be_gzip)
+    work = _Work(file)
+    first: list[int] = []
     for start in starts:
+        first.append(start)
+        if work.bytes > _MOST_IN_VAIN:
+            return ()
+        if start and may_start(work, start):
+            break
+    else:
+        return ()
+    found: list[Member] = []
+    for start in chain(first, starts):
         if found and start < found[-1].stop:
             continue
+        if found and start > found[-1].stop:
+            found.clear()
+        # All that was done so far was in vain.
+        if not found and (work.bytes > _MOST_IN_VAIN or (start and not first[0])):
+            break
         try:
-            member = decode(file, path, start)
-        except (_NotAMemberError, zlib.error, OSError):
-            continue
-        before = found[-1] if found else None
-        if before is None or before.stop != start or before.start // piece != start // piece:
-            found.append(member)
-        else:
-            last = before.last if member.last < 0 else member.last
-            found[-1] = Member(before.start, member.stop, before.newlines + member.newlines, last)
+            found.append(decode(work, path, start))
+        except (_NotAMemberError, zlib.error):
+            found.clear()
+        except OSError as error:
+            # Arrow's errors of decoding have no number.
+            if error.errno is not None:
+                raise
+            found.clear()
     return tuple(found)
 
 
@@ -136,28 +162,48 @@ def member_cuts(file_bytes: int, members: Iterable[Member]) -> tuple[Cut, ...]:
     return tuple(cuts) if len(cuts) > 1 else ()
 
 
-def _frame(file: Ranges, path: str, start: int) -> Member:
+class _Work:
+    """A file, and how much was read of it and decoded."""
+
+    def __init__(self, file: Ranges) -> None:
+        self._file = file
+        self.file_bytes = file.bytes
+        self.bytes = 0
+
+    def read(self, at: int, size: int) -> bytes:
+        data = self._file.read(at, size)
+        self.bytes += _CALL_BYTES + len(data)
+        return data
+
+    def decoded(self, text: bytes) -> None:
+        self.bytes += len(text)
+
+
+def _frames(work: _Work, path: str, start: int) -> Member:
+    """Decode the frames that start in the piece of the file in which this one does."""
     import pyarrow as pa
 
     from tasks.storage.parquet import open_native
 
-    stop = _end_of_frame(file, start)
-    newlines, last, held = 0, -1, 0
+    piece = piece_bytes(work.file_bytes)
+    stop = start
+    while stop < work.file_bytes and stop // piece == start // piece:
+        stop = _end_of_frame(work, stop)
+    text = _Text()
     with (
         open_native(path) as source,
         pa.CompressedInputStream(source.get_stream(start, stop - start), "zstd") as stream,
     ):
-        while text := stream.read(_CHUNK_BYTES):
-            held = _bounded(held + len(text), stop - start)
-            newlines += text.count(_NEWLINE)
-            last = text[-1]
-    return Member(start, stop, newlines, last)
+        while chunk := stream.read(_CHUNK_BYTES):
+            work.decoded(chunk)
+            text.add(chunk, stop - start)
+    return Member(start, stop, text.newlines, text.last)
 
 
-def _end_of_frame(file: Ranges, start: int) -> int:
+def _end_of_frame(work: _Work, start: int) -> int:
     """Return where a frame ends, and the skippable ones after it, from the sizes in its headers."""
-    at = _past_skippable(file, start)
-    header = file.read(at, 5)
+    at = _past_skippable(work, start, start)
+    header = work.read(at, 5)
     if header[:4] != _MAGIC[".zst"] or len(header) < 5 or header[4] & 8:
         raise _NotAMemberError
     flags = header[4]
@@ -168,43 +214,82 @@ def _end_of_frame(file: Ranges, start: int) -> int:
     while not is_last:
         if at - start > LARGEST_PIECE:
             raise _NotAMemberError
-        block = int.from_bytes(file.read(at, 3), "little")
+        head = work.read(at, 3)
+        block = int.from_bytes(head, "little")
         is_last, kind, size = block & 1, block >> 1 & 3, block >> 3
-        if kind == 3 or size > _LARGEST_BLOCK:
+        if len(head) < 3 or kind == 3 or size > _LARGEST_BLOCK:
             raise _NotAMemberError
         # A block of one repeated byte gives the size of its text.
         at += 3 + (1 if kind == 1 else size)
-    at = _past_skippable(file, at + (4 if flags & 4 else 0))
-    if at > file.bytes or at - start > LARGEST_PIECE:
+    at = _past_skippable(work, start, at + (4 if flags & 4 else 0))
+    if at > work.file_bytes:
         raise _NotAMemberError
     return at
 
 
-def _past_skippable(file: Ranges, at: int) -> int:
-    while (header := file.read(at, 8))[1:4] == _SKIPPABLE and header[0] >> 4 == 5 and len(header) == 8:
+def _past_skippable(work: _Work, start: int, at: int) -> int:
+    while at - start <= LARGEST_PIECE:
+        header = work.read(at, 8)
+        if len(header) < 8 or header[1:4] != _SKIPPABLE or header[0] >> 4 != 5:
+            return at
         at += 8 + int.from_bytes(header[4:], "little")
-    return at
+    raise _NotAMemberError
 
 
-def _gzip_member(file: Ranges, _: str, start: int) -> Member:
+def _any(_: _Work, __: int) -> bool:
+    # The four bytes of zstd stand anywhere by chance once in 4 GiB.
+    return True
+
+
+def _may_be_gzip(work: _Work, start: int) -> bool:
+    """Return whether some of what starts here can be decoded; of three bytes that stand here by chance it cannot."""
     decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    at, newlines, last, held = start, 0, -1, 0
-    while not decoder.eof:
-        stored = decoder.unconsumed_tail
-        if not stored:
-            stored = file.read(at, _CHUNK_BYTES)
-            at += len(stored)
-        if not stored or at - start > LARGEST_PIECE:
+    try:
+        return bool(decoder.decompress(work.read(start, _FEW_BYTES), _CHUNK_BYTES)) or decoder.eof
+    except zlib.error:
+        return False
+
+
+def _gzip_members(work: _Work, _: str, start: int) -> Member:
+    """Decode the members that start in the piece of the file in which this one does."""
+    piece = piece_bytes(work.file_bytes)
+    text = _Text()
+    at = stop = start
+    stored = b""
+    while stop < work.file_bytes and stop // piece == start // piece:
+        decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        while not decoder.eof:
+            if not stored:
+                stored = work.read(at, _STORED_BYTES)
+                at += len(stored)
+            if not stored or at - stop > LARGEST_PIECE:
+                raise _NotAMemberError
+            chunk = decoder.decompress(stored, _CHUNK_BYTES)
+            # The second is what lies behind the member.
+            stored = decoder.unconsumed_tail or decoder.unused_data
+            if chunk:
+                work.decoded(chunk)
+                text.add(chunk, at - len(stored) - start)
+        stop = at - len(stored)
+    return Member(start, stop, text.newlines, text.last)
+
+
+class _Text:
+    """What is known of text: how many newlines it has, and its last byte."""
+
+    def __init__(self) -> None:
+        self.newlines = 0
+        self.last = -1
+        self._bytes = 0
+
+    def add(self, chunk: bytes, stored: int) -> None:
+        """Count some of it, of which so many bytes are stored.
+
+        Raises:
+            _NotAMemberError: the reader of this piece would refuse it, though perhaps not the whole file.
+        """
+        self._bytes += len(chunk)
+        if self._bytes > max(SMALLEST_LIMIT, MOST_EXPANSION * stored):
             raise _NotAMemberError
-        text = decoder.decompress(stored, _CHUNK_BYTES)
-        if text:
-            held = _bounded(held + len(text), at - start)
-            newlines += text.count(_NEWLINE)
-            last = text[-1]
-    return Member(start, at - len(decoder.unused_data), newlines, last)
-
-
-def _bounded(held: int, stored: int) -> int:
-    if held > max(SMALLEST_LIMIT, MOST_EXPANSION * stored):
-        raise _NotAMemberError
-    return held
+        self.newlines += chunk.count(_NEWLINE)
+        self.last = chunk[-1]

@@ -75,8 +75,8 @@ def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterato
         columns: columns to read from a Parquet file, if it has them; JSONL rows are read whole.
 
     Raises:
-        InputError: `unreadable`, `truncated_input`, `bad_gzip`, `bad_zstd`, `bad_bz2` or `bad_parquet`, with the
-            file's name.
+        InputError: `unreadable`, `truncated_input`, `expands_too_far`, `bad_gzip`, `bad_zstd`, `bad_bz2`,
+            `bad_parquet` or `input_changed`, with the file's name.
     """
     if segment.format == "parquet":
         return _parquet_rows(segment, columns)
@@ -88,7 +88,11 @@ def read_rows(segment: Segment, columns: Sequence[str] | None = None) -> Iterato
 
 
 def _lines_of(segment: Segment, blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Yield the lines that start in a segment, of those from its first byte on."""
+    """Yield the lines that start in a segment, of those from its first byte on.
+
+    Raises:
+        InputError: `input_changed`: there are fewer than were counted.
+    """
     left = segment.rows
     is_inside = segment.is_inside
     for lines in blocks:
@@ -99,6 +103,12 @@ def _lines_of(segment: Segment, blocks: Iterator[list[bytes]]) -> Iterator[list[
             yield own
         if not left:
             return
+    raise InputError(
+        f"{left:,} lines are missing behind byte {segment.start:,}: this input changed since the run looked at it; "
+        "run it again",
+        code="input_changed",
+        where=segment.path,
+    )
 
 
 def text_chunks(segment: Segment) -> Iterator[bytes]:

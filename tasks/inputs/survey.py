@@ -154,17 +154,16 @@ def read_block(block: Block) -> BlockContent:
     members: tuple[Member, ...] = ()
     try:
         with open_ranges(block.path) as file:
-            chunks = _chunks(file, block, counts)
+            chunks = _digested(_chunks(file, block, counts), digest)
             if magic:
                 # Also what starts in the block and goes on behind it.
                 behind = file.read(block.stop, len(magic) - 1)
-                starts = places(magic, chain(_digested(chunks, digest), [behind]), block.start)
+                starts = places(magic, chain(chunks, [behind]), block.start)
                 # A file may start with a frame that is skipped.
                 first = [0] if block.start == 0 else []
-                members = members_at(file, block.path, sorted({*first, *starts}))
-            else:
-                for chunk in chunks:
-                    digest.update(chunk)
+                members = members_at(file, block.path, chain(first, filter(None, starts)))
+            for _ in chunks:
+                pass
     except OSError as error:
         raise InputError(
             f"cannot read this input: {remedy(error)}", code="unreadable", where=block.path

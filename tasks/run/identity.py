@@ -60,12 +60,12 @@ class Source:
 
 S = TypeVar("S", bound=Source)
 
-# Endings of files that may be one piece whatever their size, why, and what else can be done.
+# Endings of files that may be one piece whatever their size, why, and what else can be done; the first one counts.
 _UNCUT = (
-    (".zst", "it is one zstd frame", ", uncompressed, or compressed by pzstd"),
-    (".gz", "it is one gzip member", ", uncompressed, or compressed by bgzip"),
+    ((".csv", ".csv.zst", ".csv.gz", ".csv.bz2"), "CSV cannot be cut", ", or as Parquet"),
+    (".zst", "it is one zstd frame, or has one above 256 MiB", ", uncompressed, or compressed by pzstd"),
+    (".gz", "it is one gzip member, or has one above 256 MiB", ", uncompressed, or compressed by bgzip"),
     (".bz2", "bzip2 cannot be cut", ", or uncompressed"),
-    (".csv", "CSV cannot be cut", ", or as Parquet"),
 )
 
 
@@ -104,13 +104,16 @@ class Identity(Generic[S]):
             for source in self.sources
             for file, cuts in zip(source.files, source.cuts, strict=True)
             if file.bytes > LARGEST_PIECE and not cuts
-            for ending, what, other in _UNCUT
-            if file.path.name.endswith(ending)
+            for what, other in _why_uncut(file.path.name)
         )
 
     def seen_of(self, paths: Iterable[str | Path]) -> dict[str, list[int]]:
         """Return the file status of these inputs at the time they were hashed."""
         return {str(path): self.seen[str(path)] for path in paths}
+
+
+def _why_uncut(name: str) -> list[tuple[str, str]]:
+    return [(what, other) for ending, what, other in _UNCUT if name.endswith(ending)][:1]
 
 
 def fingerprint(

@@ -15,9 +15,10 @@ from support import Serial, entry_of, mill_of
 from flows.cli.registry import run_or_find
 from flows.cli.summary import Summary
 from tasks.inputs import survey
+from tasks.inputs.files import InputFile
 from tasks.inputs.survey import blocks_of, survey_here
 from tasks.run.contract import Domain
-from tasks.run.identity import mapped_survey, read_inputs
+from tasks.run.identity import Identity, Source, mapped_survey, read_inputs
 from tasks.run.receipts import Verify
 from tasks.runtime import progress
 from tasks.runtime.step import step
@@ -140,6 +141,23 @@ def test_large_files_that_cannot_be_cut_are_named(tmp_path: Path, monkeypatch: p
     raw = {"output_dir": str(tmp_path / "out"), "input": str(tmp_path / "in")}
     manifest, _ = mill_of(COUNT_WORDS, COUNT_WORDS.parse(raw))
     assert manifest.warnings == (
-        "large.jsonl.gz of input has 0.0 GiB and is read by a single task, because it is one gzip member; "
-        "give it as several files, uncompressed, or compressed by bgzip",
+        "large.jsonl.gz of input has 0.0 GiB and is read by a single task, because it is one gzip member, "
+        "or has one above 256 MiB; give it as several files, uncompressed, or compressed by bgzip",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "remedies"),
+    [
+        ("a.csv.zst", "as several files, or as Parquet"),
+        ("a.csv", "as several files, or as Parquet"),
+        ("a.jsonl.zst", "as several files, uncompressed, or compressed by pzstd"),
+        ("a.jsonl.bz2", "as several files, or uncompressed"),
+        ("a.parquet", None),
+    ],
+)
+def test_a_remedy_is_one_for_this_format(name: str, remedies: str | None) -> None:
+    file = InputFile(Path(name), name, 1 << 30)
+    source = Source("input", "input", (file,), ("0" * 64,), ((),))
+    warnings = Identity(run_hash="0" * 16, sources=(source,), seen={}).warnings()
+    assert [one.partition("; give it ")[2] for one in warnings] == ([remedies] if remedies else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
@@ -20,6 +21,7 @@ from tasks.inputs.files import InputFile
 from tasks.inputs.parts import Cut
 from tasks.inputs.readers import read_rows
 from tasks.inputs.segments import whole_file
+from tasks.storage.reading import Ranges
 
 # Written by zstd 1.5.4 and by its pzstd: b"aa\n" with a checksum, b"bb\n" from a pipe (no size of the text in the
 # head) with and without one; b"aa\nbb" behind its size.
@@ -226,3 +228,108 @@ def test_the_text_of_a_line_may_end_many_pieces_later(tmp_path: Path) -> None:
 def test_a_cut_of_plain_text_says_nothing_of_lines(tmp_path: Path) -> None:
     file = file_of(tmp_path / "f.jsonl", b"aa\nbb\n")
     assert look(file, 4).cuts == (Cut(0, 4, 0, 2, 4),)
+
+
+class Reads:
+    """Counts what is read of files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = self.bytes = 0
+        read = Ranges.read
+
+        def counted(file: Ranges, at: int, size: int) -> bytes:
+            data = read(file, at, size)
+            self.calls += 1
+            self.bytes += len(data)
+            return data
+
+        monkeypatch.setattr(Ranges, "read", counted)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_to_look_at_a_file_that_was_cut_short_takes_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressor: str
+) -> None:
+    compress, ending = COMPRESSORS[compressor]
+    member = compress(b'{"a":1}\n')
+    reads = Reads(monkeypatch)
+    # Between two frames it would be another file: pzstd starts one with a frame that is skipped.
+    for size in set(range(1, len(member))) - {12}:
+        assert look(file_of(tmp_path / f"f{ending}", member * 2 + member[:size]), 8, 9).cuts == ()
+    assert reads.calls < len(member) * 200
+
+
+# What may start a frame or member, many times: each of them goes on to the end of the file, or ends nowhere.
+NO_MEMBERS = {
+    "names": (b"\x1f\x8b\x08\x08", ".jsonl.gz"),
+    "all that a header may have": (b"\x1f\x8b\x08", ".jsonl.gz"),
+    "stored": (b"\x1f\x8b\x08" + bytes(7) + b"\0\x0a\0\xf5\xff", ".jsonl.gz"),
+    "blocks": (b"\x28\xb5\x2f\xfd\0\x58" + bytes(30), ".jsonl.zst"),
+    "skipped": (b"\x28\xb5\x2f\xfd\0\x58\1\0\0" + b"\x50\x2a\x4d\x18" + bytes(4), ".jsonl.zst"),
+}
+
+
+@pytest.mark.parametrize("name", NO_MEMBERS)
+@pytest.mark.parametrize("block_pieces", [1, 100])
+def test_a_file_of_what_only_looks_like_members_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_pieces: int
+) -> None:
+    monkeypatch.setattr(members, "_MOST_IN_VAIN", 1 << 20)
+    piece, ending = NO_MEMBERS[name]
+    content = (piece * (1 << 18))[: 1 << 18] + b"?"
+    reads = Reads(monkeypatch)
+    assert look(file_of(tmp_path / f"f{ending}", content), 1 << 16, block_pieces).cuts == ()
+    assert reads.bytes < 5 * (3 << 20)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_a_piece_that_would_be_refused_for_its_expansion_is_not_cut_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressor: str
+) -> None:
+    compress, ending = COMPRESSORS[compressor]
+    for module in (members, readers):
+        monkeypatch.setattr(module, "SMALLEST_LIMIT", 1 << 18)
+    noise = [random.Random(seed).randbytes(3000).hex() for seed in range(9)]
+    texts = [b" " * 99_999 + b"\n"] * 20 + [b'{"t": "%s"}\n' % text.encode() for text in noise]
+    file = file_of(tmp_path / f"f{ending}", b"".join(map(compress, texts)))
+    # Each of the first is small, and the whole file does not expand so far.
+    assert look(file, 3000, 99).cuts == ()
+    assert sum(len(batch) for batch in read_rows(whole_file(file, ending[1:]))) == 9
+
+
+def test_a_disk_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(tmp_path / "f.jsonl.gz", gzip.compress(b"{}\n") * 3)
+    read = Ranges.read
+
+    def fails(ranges: Ranges, at: int, size: int) -> bytes:
+        if size == members._STORED_BYTES:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(ranges, at, size)
+
+    monkeypatch.setattr(Ranges, "read", fails)
+    with pytest.raises(InputError) as caught:
+        look(file, 8, 9)
+    assert caught.value.code == "unreadable"
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_lines_that_were_counted_and_are_not_there_are_an_error(tmp_path: Path, compressor: str) -> None:
+    compress, ending = COMPRESSORS[compressor]
+    member = compress(b"{}\n{}\n")
+    first, last = cut([file_of(tmp_path / f"f{ending}", member * 2)], len(member))
+    # Cut between two of them, or of other text, since.
+    for content in (member, member + compress(b"{}\n"), member + compress(b"")):
+        (tmp_path / f"f{ending}").write_bytes(content)
+        assert sum(map(len, read_rows(first))) == 2
+        with pytest.raises(InputError) as caught:
+            list(read_rows(last))
+        assert caught.value.code == "input_changed"
+
+
+def test_a_file_of_one_member_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stored as it is, with what starts a member in it.
+    noise = random.Random(4).randbytes(50_000)
+    text = b"".join(noise[at : at + 1000] + b"\x1f\x8b\x08" for at in range(0, 50_000, 1000))
+    file = file_of(tmp_path / "f.jsonl.gz", gzip.compress(text, 0))
+    monkeypatch.setattr(members, "_gzip_members", None)
+    assert look(file, 1000, 99).cuts == ()
