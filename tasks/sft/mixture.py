@@ -89,10 +89,10 @@ def mixed(
     tokens = [entry.shown("tokens") - entry.shown("padding_tokens") for entry in train]
     asked = normalised([entry.weight for entry in train])
     shares = [real / max(sum(tokens), 1) for real in tokens]
-    if any(abs(real - weight) > TOLERANCE for real, weight in zip(shares, asked, strict=True)):
-        # The share of every data set is off; that of the one whose conversations are too few is the cause.
-        missed = [abs(real - wanted[entry.dataset]) for entry, real in zip(train, tokens, strict=True)]
-        cause = missed.index(max(missed))
+    off = [number for number, weight in enumerate(asked) if abs(shares[number] - weight) > TOLERANCE]
+    if off:
+        # One data set whose conversations are too few changes the shares of all.
+        cause = max(off, key=lambda number: abs(tokens[number] - wanted[train[number].dataset]))
         name = train[cause].dataset
         raise IntegrityError(
             f"splits/train has {share(shares[cause])} of its tokens from {name}, its weight asks for "
