@@ -275,7 +275,7 @@ class StorageConfig(Config):
         ge=1,
         le=LARGEST,
         title="Shard tokens",
-        description="A shard is complete once it has this many tokens.",
+        description="The shards of a split have about equally many tokens, and at most about this many.",
     )
 
     @model_validator(mode="after")

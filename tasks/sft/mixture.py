@@ -40,13 +40,14 @@ def wanted_tokens(config: PackSftConfig, made: Sequence[PackedSplit]) -> dict[st
         return {}
     weights = {entry.dataset: entry.weight for entry in made if entry.dataset in have}
     asked = dict(zip(weights, normalised(list(weights.values())), strict=True))
-    totals = [tokens / asked[name] for name, tokens in have.items()]
+    # A share too small for a float is still above 0.
+    totals = [tokens / max(asked[name], 1e-100) for name, tokens in have.items()]
     total = min(totals) if config.mix is Mix.DOWNSAMPLE else max(totals)
     for name, tokens in have.items():
         times = total * asked[name] / tokens
         if times > MOST_REPEATS:
             raise ConfigError(
-                f"for {share(asked[name], 1)} of the tokens, {name} would be repeated {times:,.0f} times; "
+                f"for {share(asked[name], 1)} of the tokens, {name} would be repeated {times:,.6g} times; "
                 f"{MOST_REPEATS:,} are allowed: give it a smaller weight or more data, or set mix: downsample",
                 code="mix_repeats",
                 where=f"datasets.{name}.weight",
@@ -87,14 +88,18 @@ def mixed(
     train = [entry for entry in out if entry.dataset in wanted and entry.split == "train"]
     tokens = [entry.shown("tokens") - entry.shown("padding_tokens") for entry in train]
     asked = normalised([entry.weight for entry in train])
-    for entry, real, weight in zip(train, tokens, asked, strict=True):
-        if abs(real / max(sum(tokens), 1) - weight) > TOLERANCE:
-            raise IntegrityError(
-                f"splits/train has {share(real, sum(tokens))} of its tokens from {entry.dataset}, its weight asks "
-                f"for {share(weight, 1)}: whole conversations cannot come closer; use more data, or mix: natural",
-                code="mix_share",
-                where=f"datasets.{entry.dataset}.weight",
-            )
+    shares = [real / max(sum(tokens), 1) for real in tokens]
+    off = [number for number, weight in enumerate(asked) if abs(shares[number] - weight) > TOLERANCE]
+    if off:
+        # One data set whose conversations are too few changes the shares of all.
+        cause = max(off, key=lambda number: abs(tokens[number] - wanted[train[number].dataset]))
+        name = train[cause].dataset
+        raise IntegrityError(
+            f"splits/train has {share(shares[cause])} of its tokens from {name}, its weight asks for "
+            f"{share(asked[cause])}: whole conversations cannot come closer; use more data, or mix: natural",
+            code="mix_share",
+            where=f"datasets.{name}.weight",
+        )
     return out
 
 

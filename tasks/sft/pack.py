@@ -6,6 +6,7 @@ not depend on how many there are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -147,12 +148,7 @@ def _choose(
     start = kept["start"].astype(np.int64)
 
     def trained(sequence: Ints, skipped: Ints, length: Ints) -> NDArray[np.bool_]:
-        # The first token of a piece is no label.
-        items = window.tokens(start[sequence] + skipped, length)
-        items[lengths_to_offsets(length)[:-1]] = 0
-        return np.asarray(
-            np.bitwise_or.reduceat(items, lengths_to_offsets(length)[:-1]) >> np.uint32(31), bool
-        )
+        return _trained(window, start[sequence] + skipped, length)
 
     pieces, overflow = fit(kept["length"].astype(np.int64), job.pack, trained)
     for name in OVERFLOW_COUNTS:
@@ -178,6 +174,19 @@ def _choose(
         )
     )
     return kept, pieces
+
+
+def _trained(window: Window, start: Ints, length: Ints) -> NDArray[np.bool_]:
+    """Return whether pieces have a trained token; the first one is no label. Reads a block of tokens at a time."""
+    found = np.zeros(len(length), bool)
+    block = lengths_to_offsets(length)[:-1] // _BLOCK_TOKENS
+    edges = [*np.flatnonzero(np.diff(block, prepend=-1)).tolist(), len(length)]
+    for first, end in itertools.pairwise(edges):
+        begins = lengths_to_offsets(length[first:end])[:-1]
+        items = window.tokens(start[first:end], length[first:end])
+        items[begins] = 0
+        found[first:end] = np.bitwise_or.reduceat(items, begins) >> np.uint32(31)
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from schemas.run import FileRecord, Receipt, RowLedger
 from schemas.sft import Mix, PackSftConfig
 from tasks.report.numbers import counted, share
+from tasks.run.limits import total_ledger
 from tasks.sft.datasets.blending import normalised
 from tasks.sft.order.fit import OVERFLOW_COUNTS
 from tasks.sft.screen import screening_warnings
@@ -313,16 +314,16 @@ def _warnings(run: PackedRun) -> Iterator[str]:
 
 def _fate(run: PackedRun, split: str, dataset: str) -> str:
     """Say why nothing of a data set is in a split."""
-    rows = sum(
-        receipt.ledger.rows_in
-        for entry in run.made
-        if (entry.split, entry.dataset) == (split, dataset)
-        for receipt in entry.receipts
-        if receipt.ledger is not None
-    )
-    if any(entry.not_selected for entry in run.made if (entry.split, entry.dataset) == (split, dataset)):
+    made = [entry for entry in run.made if (entry.split, entry.dataset) == (split, dataset)]
+    if any(entry.not_selected for entry in made):
         return "its share is less than half a conversation"
-    return f"none of its {counted(rows, 'conversation')} fitted" if rows else "no conversation fell into it"
+    ledger = total_ledger(receipt for entry in made for receipt in entry.receipts)
+    if not ledger.rows_in:
+        return "no conversation fell into it"
+    if ledger.duplicates == ledger.rows_in:
+        # With groups, the first of equal conversations may be in another split.
+        return f"all of its {counted(ledger.rows_in, 'conversation')} are duplicates"
+    return f"none of its {counted(ledger.rows_in - ledger.duplicates, 'conversation')} fitted"
 
 
 def _weights(train: Mapping[str, Any]) -> Iterator[str]:

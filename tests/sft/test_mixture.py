@@ -132,8 +132,26 @@ def test_what_can_have_no_share_is_refused(
     with pytest.raises(IntegrityError) as caught:
         run(tmp_path / "a", few.parent, small_tokenizer, {"big": 1.0, "small": 1.3}, mix="downsample")
     assert caught.value.code == "mix_share" and "mix: natural" in str(caught.value)
+    # Five whole copies of `small` are too few, and six too many: `big` has all of its rows.
+    with pytest.raises(IntegrityError) as caught:
+        run(tmp_path / "a", few.parent, small_tokenizer, {"big": 1.0, "small": 0.7}, mix="upsample")
+    assert caught.value.code == "mix_share" and caught.value.where == "datasets.small.weight"
 
     monkeypatch.setattr("tasks.sft.mixture.MOST_REPEATS", 3)
     with pytest.raises(ConfigError) as refused:
         run(tmp_path / "b", inputs, small_tokenizer, {"big": 1.0, "small": 1.0}, mix="upsample")
     assert refused.value.code == "mix_repeats" and refused.value.where == "datasets.small.weight"
+
+
+@pytest.mark.parametrize("mix", ["downsample", "upsample"])
+def test_a_weight_too_small_for_a_share(
+    mix: str, inputs: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    weights = {"big": 1e-315, "small": 1e9}
+    if mix == "downsample":
+        run(tmp_path, inputs, small_tokenizer, weights, mix=mix)
+        assert set(shown(tmp_path)[0]) == {"small"}
+        return
+    with pytest.raises(ConfigError) as refused:
+        run(tmp_path, inputs, small_tokenizer, weights, mix=mix)
+    assert refused.value.code == "mix_repeats" and len(refused.value.message) < 300

@@ -298,9 +298,18 @@ def test_a_row_is_counted_in_the_split_it_falls_into(tmp_path: Path) -> None:
         (22, slice(10, 20), "split", [(10, 11)]),
     ],
 )
+@pytest.mark.parametrize("block", [1 << 20, 1])
 def test_what_is_left_of_a_long_sequence(
-    tmp_path: Path, length: int, trained: slice, overflow: str, kept: list[tuple[int, int]]
+    tmp_path: Path,
+    length: int,
+    trained: slice,
+    overflow: str,
+    kept: list[tuple[int, int]],
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # However many tokens are looked at together.
+    monkeypatch.setattr("tasks.sft.pack._BLOCK_TOKENS", block)
     # Between two others, so that a wrong offset shows.
     rows = [[sequence(3, 500)], [sequence(length, 0, trained)], [sequence(4, 600)]]
     plan = job(tmp_path, spool(tmp_path, "a" * 16, rows), size=10, overflow=overflow)

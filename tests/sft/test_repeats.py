@@ -89,3 +89,22 @@ def test_nothing_repeats_in_no_rows(tmp_path: Path) -> None:
 
     assert receipt.statistics["rows"] == 0
     assert len(read_repeats(tmp_path, job.stage, 1, [(0, RING)])) == 0
+
+
+def test_a_split_in_which_all_are_duplicates_says_so(small_tokenizer: Path, tmp_path: Path) -> None:
+    # Every conversation of the second group repeats one of the first, which lies in another split.
+    copies = [conversation(number, group) for group in (0, 1) for number in range(12)]
+    write_jsonl(tmp_path / "copies.jsonl", copies)
+    write_jsonl(tmp_path / "plain.jsonl", [conversation(number, number) for number in range(80)])
+    told: set[str] = set()
+    for seed in range(3):
+        config = config_of(
+            tmp_path / "out", tmp_path, small_tokenizer, deduplicate=True, seed=seed,
+            datasets=[
+                {"name": name, "path": str(tmp_path / f"{name}.jsonl"), "fields": {"group": "home"}}
+                for name in ("copies", "plain")
+            ],
+            splits={"train": 0.4, "valid": 0.3, "test": 0.3},
+        )  # fmt: skip
+        told.update(warning.rpartition(": ")[2] for warning in mill_serially(config)[0].warnings)
+    assert told == {"all of its 12 conversations are duplicates", "no conversation fell into it"}
