@@ -52,7 +52,7 @@ class SpoolReader:
             raise self.broken("it has no footer of a spool")
         [footer] = np.frombuffer(raw, FOOTER)
         self.num_items, self.num_records = int(footer["items"]), int(footer["records"])
-        self._entries, self.stride = int(footer["entries"]), int(footer["stride"])
+        self.num_entries, self.stride = int(footer["entries"]), int(footer["stride"])
         self._buckets = int(footer["buckets"])
         self._known: tuple[int, int, int, NDArray[np.uint64]] | None = None
         sizes = (int(footer["payload_size"]), int(footer["record_size"]))
@@ -62,7 +62,7 @@ class SpoolReader:
             )
         self._records_at = padded(self.num_items * payload.itemsize)
         self._index_at = self._records_at + padded(self.num_records * record.itemsize)
-        self._histogram_at = self._index_at + self._entries * INDEX.itemsize
+        self._histogram_at = self._index_at + self.num_entries * INDEX.itemsize
         self._extra_at = self._histogram_at + 2 * 4 * self._buckets
         whole = self._extra_at + 8 * int(footer["extra_words"]) + FOOTER.itemsize
         if whole != ranges.bytes:
@@ -79,7 +79,7 @@ class SpoolReader:
     @cached_property
     def index(self) -> NDArray[Any]:
         """`INDEX[entries]`: every `stride`-th record."""
-        return self._array(self._index_at, self._entries, INDEX)
+        return self._array(self._index_at, self.num_entries, INDEX)
 
     def histogram(self, distinct: bool) -> NDArray[np.int64]:
         """Return the items by the upper 12 bits of their record's position: int64[4096]."""
@@ -98,9 +98,9 @@ class SpoolReader:
     @cached_property
     def _all_items(self) -> int:
         """Items of all records, shared ones counted as often as they are shared."""
-        if not self._entries:
+        if not self.num_entries:
             return 0
-        last = (self._entries - 1) * self.stride
+        last = (self.num_entries - 1) * self.stride
         tail = self._array(
             self._records_at + last * self._record.itemsize, self.num_records - last, self._record
         )
@@ -136,15 +136,15 @@ class SpoolReader:
         Positions are hashes, so the place of one in a long index is known to within a few standard deviations. What
         was read serves the intervals inside, too.
         """
-        if "index" in self.__dict__ or self._entries <= _SHORT_INDEX:
+        if "index" in self.__dict__ or self.num_entries <= _SHORT_INDEX:
             return 0, self.index["position"]
         if self._known is not None and self._known[0] <= low and high <= self._known[1]:
             return self._known[2:]
-        margin = 4 * int(self._entries**0.5)
-        first = max((low * self._entries >> 64) - margin, 0)
-        end = min((high * self._entries >> 64) + margin, self._entries)
+        margin = 4 * int(self.num_entries**0.5)
+        first = max((low * self.num_entries >> 64) - margin, 0)
+        end = min((high * self.num_entries >> 64) + margin, self.num_entries)
         found = self._array(self._index_at + first * INDEX.itemsize, end - first, INDEX)["position"]
-        if (first and found[0] >= low) or (end < self._entries and found[-1] < high):
+        if (first and found[0] >= low) or (end < self.num_entries and found[-1] < high):
             return 0, self.index["position"]
         self._known = low, high, first, found
         return first, found

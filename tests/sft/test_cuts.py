@@ -32,6 +32,20 @@ def rows_of(
     return digest, group, lengths
 
 
+def clustered(
+    rng: np.random.Generator, count: int, kinds: int, by: str
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64] | None, NDArray[np.int64]]:
+    """Digests, groups and lengths: copies of a few conversations, or groups of falling sizes."""
+    digest = rng.integers(0, 2**64, (count, 2), np.uint64)
+    lengths = np.clip(rng.lognormal(np.log(350), 0.3, count), 2, 1000).astype(np.int64)
+    if by == "copies":
+        which = rng.integers(0, kinds, count)
+        return digest[which], None, lengths[which]
+    shares = 1 / np.arange(1, kinds + 1)
+    groups = rng.integers(0, 2**64, kinds, np.uint64)
+    return digest, groups[rng.choice(kinds, count, p=shares / shares.sum())], lengths
+
+
 def write(
     root: Path,
     parts: int,
@@ -108,6 +122,27 @@ def test_shards_have_equal_tokens_and_cover_every_position(
             for low, high in unrotated(*cut, turn)
         ]
         assert sum(int(lengths[mask].sum()) for mask in inside) == sizes.sum()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "by", "shards"),
+    [(20, "copies", 5), (100, "copies", 40), (50, "groups", 20), (2000, "groups", 60)],
+)
+def test_shards_are_equal_where_rows_lie_close_together(
+    tmp_path: Path, kinds: int, by: str, shards: int
+) -> None:
+    digest, groups, lengths = clustered(np.random.default_rng(kinds), 20_000, kinds, by)
+    stages = write(tmp_path, 3, digest, groups, lengths)
+    grouped = groups is not None
+    all_train = SplitsConfig(train=1, valid=0, test=0)
+    shard_tokens = -(-int(lengths.sum()) // shards)
+    cuts = cut_shards(
+        spools(tmp_path, stages), all_train, 1, shard_tokens, grouped=grouped, deduplicate=False
+    )
+    rotated = positions(digest[:, 0], groups, np.arange(len(lengths))) + np.uint64(rotation(1, grouped))
+    highs = np.array([high - 1 for high in cuts["train"][1:]], np.uint64)
+    sizes = np.bincount(np.searchsorted(highs, rotated), lengths)
+    assert len(sizes) == shards and np.abs(sizes / sizes.mean() - 1).max() < 0.05
 
 
 def test_copies_share_a_shard_if_one_is_kept_and_groups_share_a_split(tmp_path: Path) -> None:

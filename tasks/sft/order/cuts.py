@@ -18,6 +18,8 @@ from tasks.spool.layout import BUCKET_BITS, BUCKETS
 from tasks.spool.reader import SpoolReader
 
 _WIDTH = RING >> BUCKET_BITS
+# So many entries of indexes are held at once: about 300 MB.
+_MOST_ENTRIES = 1 << 20
 # Opens the spools of a data set, one after the other.
 Spools = Callable[[], Iterable[SpoolReader]]
 
@@ -67,7 +69,10 @@ def cut_shards(
         cover all positions.
     """
     turn = rotation(seed, grouped)
-    buckets = sum((spool.histogram(deduplicate) for spool in spools()), np.zeros(BUCKETS, np.int64))
+    buckets, entries = np.zeros(BUCKETS, np.int64), 0
+    for spool in spools():
+        buckets += spool.histogram(deduplicate)
+        entries += spool.num_entries
     curve = _curve(buckets, {}, turn)
     edges = split_edges(splits, grouped)
     counts = {
@@ -75,7 +80,10 @@ def cut_shards(
         for name, (low, high) in edges.items()
     }
     shards = sum(counts.values())
-    heavy = np.flatnonzero(buckets * 2 * shards > buckets.sum())
+    # Copies and groups lie close together, so a bucket's tokens may all be at one end of it; at both ends of a shard
+    # that is at most a 20th of it. Where the indexes would take too much memory, half a shard has to do.
+    parts = 40 if entries <= _MOST_ENTRIES else 2
+    heavy = np.flatnonzero(buckets * parts * shards > buckets.sum())
     if shards > len(edges) and len(heavy):
         curve = _curve(buckets, _shapes(spools, heavy, deduplicate), turn)
     return {
@@ -142,9 +150,10 @@ def _shapes(
     order = np.argsort(position, kind="stable")
     position, weight = position[order], weight[order]
     bucket = (position >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+    begins, ends = (np.searchsorted(bucket, buckets, side).tolist() for side in ("left", "right"))
     return {
-        int(one): (position[bucket == one].tolist(), weight[bucket == one].tolist())
-        for one in buckets.tolist()
+        int(one): (position[begin:end].tolist(), weight[begin:end].tolist())
+        for one, begin, end in zip(buckets.tolist(), begins, ends, strict=True)
     }
 
 
