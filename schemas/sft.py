@@ -59,6 +59,7 @@ SPLIT_NAMES = ("train", "valid", "test")
 # A worker encodes up to 4 MiB and one row at once, about 200 bytes of memory a byte: 1.2 GB at most.
 MAX_ROW_BYTES = 2**21
 # The arguments a chat template gets for each conversation.
+_GROUP_TOKENS = 1 << 20
 _RENDER_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -264,7 +265,11 @@ class StorageConfig(Config):
         description="parquet; memmap: a folder of padded arrays for random access; npy: the legacy pickle format.",
     )
     row_group_size: int = Field(
-        64, ge=1, le=100_000, title="Row group size", description="Bins per Parquet row group."
+        64,
+        ge=1,
+        le=100_000,
+        title="Row group size",
+        description="Bins per Parquet row group; fewer where that would be more than 2^20 tokens.",
     )
     compression: Compression = Field(
         Compression.ZSTD, title="Compression", description="Parquet compression codec."
@@ -277,6 +282,18 @@ class StorageConfig(Config):
         title="Shard tokens",
         description="The shards of a split have about equally many tokens, and at most about this many.",
     )
+
+    def bounded(self, size: int) -> StorageConfig:
+        """Return the same with row groups of at most 2^20 tokens: one is held in memory, by writers and by readers.
+
+        Args:
+            size: tokens of a bin.
+
+        >>> [StorageConfig().bounded(size).row_group_size for size in (4096, 16_384, 131_072, 1 << 24)]
+        [64, 64, 8, 1]
+        """
+        rows = max(1, min(self.row_group_size, _GROUP_TOKENS // size))
+        return self.model_copy(update={"row_group_size": rows})
 
     @model_validator(mode="after")
     def _level_fits_codec(self) -> StorageConfig:

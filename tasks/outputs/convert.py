@@ -163,6 +163,7 @@ def _convert_folder(
 
 def _convert(source: Path, target: Path, storage: StorageConfig, name: str, to: str) -> ConvertedShard:
     with open_shard(source) as shard:
+        storage = storage.bounded(shard.metadata.pack_size or _DEFAULT_PACK_SIZE)
         width = shard.longest_bin() if storage.format is StorageFormat.MEMMAP else 0
         tokens = 0
         with open_writer(target, storage, shard.metadata, shard.num_bins, width) as writer:

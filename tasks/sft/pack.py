@@ -226,11 +226,12 @@ def _write(job: PackJob, number: int, window: Window, kept: NDArray[Any], plan: 
     metadata = ShardMetadata.made_here(job.pack, job.tokenizer_digest, job.vocabulary_size)
     stored_bins = plan.sums(plan.stored)
     width = job.pack.size if job.pack.count is Count.STORED else int(stored_bins.max())
-    rows = job.storage.row_group_size
+    storage = job.storage.bounded(job.pack.size)
+    rows = storage.row_group_size
     # Blocks are whole row groups, so that the block size never affects the file.
     block = max(1, _BLOCK_TOKENS // (job.pack.size * rows)) * rows
     trained = 0
-    with open_writer(job.folder / name, job.storage, metadata, plan.bins, width) as writer:
+    with open_writer(job.folder / name, storage, metadata, plan.bins, width) as writer:
         for first in range(0, plan.bins, block):
             bins = _gather(window, kept, plan, first, min(first + block, plan.bins), job.eos_id or 0)
             writer.write_block(bins)
