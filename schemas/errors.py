@@ -37,6 +37,7 @@ USER_INFO_REMEDY = (
 )
 
 # What to do when the system refuses, by its error number.
+_NOT_LOADED = "failed to map segment"
 _REMEDIES = {
     errno.EMFILE: "too many files are open at once: raise the limit (ulimit -n 4096), or lower workers",
     errno.ENFILE: "too many files are open on this machine: end other programs, or lower workers",
@@ -192,11 +193,20 @@ class WorkError(GristmillError):
     default_code = "work_failed"
 
 
-def system_error(error: OSError) -> GristmillError | None:
-    """Convert an error of the system that no reader or writer expected; `None` if it is not about a limit."""
-    if error.errno not in _REMEDIES:
-        return None
-    return StorageError(remedy(error), code="limit", where=str(error.filename or ""))
+def system_error(error: Exception) -> GristmillError | None:
+    """Convert an error of the system that no reader or writer expected; `None` if it is not about a limit.
+
+    >>> system_error(ImportError("lib.so: failed to map segment from shared object")).code
+    'limit'
+    """
+    if isinstance(error, OSError):
+        if error.errno not in _REMEDIES:
+            return None
+        return StorageError(remedy(error), code="limit", where=str(error.filename or ""))
+    # The loader of libraries says so where there is not enough memory for one.
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and _NOT_LOADED in str(error)):
+        return StorageError(remedy(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))), code="limit")
+    return None
 
 
 class IntegrityError(GristmillError):

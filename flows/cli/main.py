@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return READER_GONE
         _trace(debug)
-        known = system_error(error) if isinstance(error, OSError) else None
+        known = system_error(error)
         if known is not None:
             print_error(known, as_json)
             return known.exit_code
