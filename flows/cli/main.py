@@ -8,6 +8,7 @@ import logging
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from tasks.storage.names import write_to_nowhere
 INTERRUPTED = 130
 # As a shell reports the signal that ends other programs.
 READER_GONE = 128 + signal.SIGPIPE
+_AGAIN_S = 0.01
 
 
 class _Version(argparse.Action):
@@ -307,9 +309,22 @@ def terminate(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Interrupt this process once more if the interrupt came in a destructor, where Python prints and forgets it."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    # When the destructor has ended. SIGINT may be ignored, in the background of a shell.
+    main_thread = threading.main_thread().ident or 0
+    timer = threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+
+
 def entry() -> int:
     """Run `main` in a process of its own, which SIGTERM ends as Ctrl-C does."""
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = interrupt_again
     code = main()
     try:
         for stream in _streams():

@@ -9,6 +9,7 @@ from typing import Any
 from schemas.errors import InputError, MissingExtraError
 from schemas.verdict import Fault, Verdict
 from tasks.inputs.native import panics_are_errors
+from tasks.storage.reading import read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -55,7 +56,8 @@ def load_tokenizer(file: Path) -> Any:
         raise MissingExtraError.of("tokenizers", "sft", "reading a tokenizer") from None
     try:
         with panics_are_errors():
-            return Tokenizer.from_file(str(file))
+            # The library would wait for the other end of a pipe.
+            return Tokenizer.from_str(read_text(file))
     # The library raises bare Exception.
     except Exception as error:
         raise InputError(

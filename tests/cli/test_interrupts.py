@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,3 +56,25 @@ def _open_files(pid: int) -> set[str]:
         with contextlib.suppress(FileNotFoundError):  # closed since
             found.add(str(entry.readlink()))
     return found
+
+
+def test_an_interrupt_in_a_destructor_is_not_forgotten() -> None:
+    script = """
+import signal, sys, time
+from flows.cli.main import interrupt_again, terminate
+
+class Interrupted:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGTERM, terminate)
+sys.unraisablehook = interrupt_again
+try:
+    one = Interrupted()
+    del one
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=25)
+    assert (ended.stdout, ended.stderr) == ("interrupted\n", "")

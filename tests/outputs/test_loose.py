@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tasks.outputs.domains import DOMAINS
 from tasks.outputs.finding import find_outputs
 from tasks.outputs.inspect import inspect_path, query_path
 from tasks.outputs.validate import validate_path
+from tasks.tokenizer.loading import load_tokenizer
 
 COUNTS = {
     "packed bins": {"files": 1, "bins": 5},
@@ -206,6 +208,12 @@ def test_a_tokenizer_that_does_not_load(content: str, tmp_path: Path) -> None:
     assert fault.rule == "readable" and "not a readable tokenizer" in fault.detail
     with pytest.raises(InputError, match="not a readable tokenizer"):
         inspect_path(tmp_path)
+
+
+def test_a_pipe_with_the_name_of_a_tokenizer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match=r"not a readable tokenizer: .* a pipe or a device"):
+        load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_several_tokenizers_are_validated_and_not_inspected_together(tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ def _command(
         launch.run_flow = _run_serially
         signal.signal(signal.SIGTERM, main.terminate)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = main.interrupt_again
         if fault is not None:
             fault()
         code = main.main([str(argument) for argument in arguments])
