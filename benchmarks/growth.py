@@ -1,6 +1,6 @@
 """How time and memory of each flow grow with its input, at three sizes: x1, x4, x16.
 
-    python -m benchmarks.growth              # a quarter of an hour, 12 GB in the folder for temporary files
+    python -m benchmarks.growth              # a quarter of an hour, 6 GB in the folder for temporary files
     python -m benchmarks.growth pack-sft     # one flow
 
 Every run is the command as a user types it, with two worker processes; its server is not counted. Time is that of
@@ -32,7 +32,7 @@ from benchmarks.sampling import BUCKETS, DATASET, FILES, make_corpus
 from benchmarks.tokenizing import TEMPLATES
 
 SIZES = (1, 4, 16)
-CONVERSATIONS, MEASUREMENTS = 60_000, 4_000_000
+CONVERSATIONS, MEASUREMENTS = 15_000, 1_000_000
 MOST_TIME, MOST_MEMORY = 1.05, 0.3
 _LOOK_S = 0.05
 
@@ -65,15 +65,15 @@ def sample_corpus(folder: Path, times: int) -> dict[str, Any]:
     for bucket in BUCKETS:
         (corpus / bucket).mkdir(parents=True)
         files = sorted((whole / bucket).iterdir())
-        for number in range(FILES * times):
+        for number in range(FILES * times // 4):
             # The same documents under other names are other rows.
             os.link(files[number % FILES], corpus / bucket / f"part-{number:05d}.parquet")
-    buckets = {bucket: {"count": 80_000 * times} for bucket in BUCKETS}
+    buckets = {bucket: {"count": 20_000 * times} for bucket in BUCKETS}
     return {"datasets": {DATASET: {"name": DATASET, "source": str(corpus), "buckets": buckets}}}
 
 
 def build_probe_rows(folder: Path, times: int) -> dict[str, Any]:
-    make_set(folder / "measurements", MEASUREMENTS * times, 16_000 * times)
+    make_set(folder / "measurements", MEASUREMENTS * times, 4_000 * times)
     return {"input": str(folder / "measurements")}
 
 
