@@ -16,6 +16,7 @@ from schemas.errors import IntegrityError
 from schemas.run import Receipt, RunManifest
 from schemas.sft import PackSftConfig
 from tasks.report.reuse import Reuse
+from tasks.run.contract import missing_stages
 from tasks.run.receipts import Verify, check_receipt, format_record, receipt_key, record_path
 from tasks.storage.atomic import write_file
 
@@ -237,4 +238,6 @@ def mill_of(
     identity.DOMAIN.claim(Path(config.output_dir))
     serial = Serial(Path(config.output_dir), verify, after_first_step)
     mill = importlib.import_module(f"{entry.package}.{entry.module}").mill
-    return mill(config, identity.identify(config), serial.each, serial.once, serial.reuse), serial
+    found = identity.identify(config)
+    with missing_stages(Path(config.output_dir).absolute()):
+        return mill(config, found, serial.each, serial.once, serial.reuse), serial

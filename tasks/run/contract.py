@@ -7,7 +7,8 @@ and the content of all inputs, a stage key only the fields that its own step dep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -139,10 +140,26 @@ def do(kernel: Callable[[J], Receipt], job: J) -> Receipt:
         InputError: `input_changed`, an input changed after it was hashed.
         StorageError: `missing_stage`, a file that an earlier step made is gone.
     """
-    try:
+    with missing_stages(job.root):
         receipt = kernel(job)
+    check_unchanged(job.seen)
+    return receipt
+
+
+@contextlib.contextmanager
+def missing_stages(root: Path) -> Iterator[None]:
+    """Turn the error of a missing file of a stage into one that says how it may have come to that.
+
+    Args:
+        root: the output folder.
+
+    Raises:
+        StorageError: `missing_stage`, a file that an earlier step made is gone.
+    """
+    try:
+        yield
     except FileNotFoundError as error:
-        if not Path(str(error.filename)).is_relative_to(job.root / STAGES):
+        if not Path(str(error.filename)).is_relative_to(root / STAGES):
             raise
         raise StorageError(
             "an earlier step made this file, and it is gone; run again to make it anew. `prune` with a --min-age "
@@ -150,8 +167,6 @@ def do(kernel: Callable[[J], Receipt], job: J) -> Receipt:
             code="missing_stage",
             where=str(error.filename),
         ) from error
-    check_unchanged(job.seen)
-    return receipt
 
 
 def absolute_root(config: Config) -> str:

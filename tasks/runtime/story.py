@@ -10,7 +10,7 @@ from typing import Any
 from schemas.run import Receipt, RunManifest
 from tasks.inputs.survey import Survey
 from tasks.report.reuse import Reuse
-from tasks.run.contract import Domain
+from tasks.run.contract import Domain, missing_stages
 from tasks.run.identity import FingerprintJob, mapped_survey, read_inputs
 from tasks.run.layout import run_folder
 from tasks.run.publish import complete_run
@@ -68,4 +68,5 @@ def tell(
             manifest = complete_run(root, identity.run_hash, verify, domain.published)
             if manifest is not None:
                 return manifest.model_dump(mode="json")
-        return mill(config, identity, each, run_once, reuse).model_dump(mode="json")
+        with missing_stages(root.absolute()):
+            return mill(config, identity, each, run_once, reuse).model_dump(mode="json")

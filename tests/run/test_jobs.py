@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import StorageError
 from schemas.run import Receipt
-from tasks.run.contract import Job, do
+from tasks.run.contract import Job, do, missing_stages
 
 
 class Reading(Job):
@@ -29,3 +29,8 @@ def test_a_file_of_an_earlier_step_that_is_gone_is_named(tmp_path: Path) -> None
     assert (caught.value.code, caught.value.where) == ("missing_stage", str(gone))
     with pytest.raises(FileNotFoundError):
         do(lambda _: read(tmp_path / "elsewhere"), job)
+
+
+def test_a_stage_that_the_driver_misses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="prune"), missing_stages(tmp_path):
+        (tmp_path / "stages" / "a" / "selected.npy").read_bytes()
