@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -103,7 +102,7 @@ class Identity(Generic[S]):
             f"{file.name} of {source.name} has {file.bytes / 2**30:,.1f} GiB and is read by a single task, because "
             f"{what}; give it as several files{other}"
             for source in self.sources
-            for file, cuts in zip_longest(source.files, source.cuts, fillvalue=())
+            for file, cuts in zip(source.files, source.cuts or ((),) * len(source.files), strict=True)
             if file.bytes > LARGEST_PIECE and not cuts
             for what, other in _why_uncut(file.path.name)
         )
