@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from schemas.run import FileRecord, Receipt
-from tasks.storage.atomic import AtomicFile
+from tasks.storage.atomic import AtomicFile, storage_errors
 from tasks.storage.names import remove_path
 
 # The reject file of a job, in its stage folder; and the folder of a run that publishes them.
@@ -103,7 +103,8 @@ class RejectWriter:
         self._flush()
         if self._file is None:
             # The file of an earlier attempt, killed before its receipt, must not be mistaken for this one's.
-            remove_path(self._path)
+            with storage_errors(self._path, "remove"):
+                remove_path(self._path)
             return []
         self._writer.close()
         self._file.commit()
