@@ -143,7 +143,7 @@ def _chats(room: Room) -> None:
                     raise Failed("wrong bytes", f"no row says all that one sequence does: {sorted(found)}")
                 if of <= kept:
                     raise Failed("wrong bytes", f"row {sorted(of)} comes twice")
-                number = min(of - kept, key=lambda row: row not in found)
+                number = min(of - kept, key=lambda row: (row in rejected, row not in found))
                 kept.add(number)
                 if number in good:
                     said = [message["content"] for message in json.loads(lines[number])["messages"]]
