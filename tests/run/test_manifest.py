@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,16 +148,10 @@ def test_an_unsealed_manifest_is_refused_whatever_it_holds(name: str, unusual: o
     assert caught.value.code == "bad_manifest"
 
 
-def test_a_manifest_of_20000_outputs_is_read_at_once() -> None:
+def test_a_manifest_of_20000_outputs_is_read_whole() -> None:
+    # How long that takes is measured by benchmarks/scale.py.
     made = sealed(replace_stages(manifest_of(20_000)))
-    content = format_manifest(made)
-    took = []
-    for _ in range(3):
-        start = time.process_time()
-        assert len(parse_manifest(content, "x", {}.get).outputs) == 20_000
-        took.append(time.process_time() - start)
-    # 0.05 s on an idle machine; the way that is not quick takes three times as long.
-    assert min(took) < 0.15
+    assert parse_manifest(format_manifest(made), "x", {}.get) == made
 
 
 def replace_stages(made: RunManifest) -> RunManifest:
